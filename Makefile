@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed-
 PROTOC_FLAGS := -Iedgewater/wire=proto/edgewater/v1 --plugin=protoc-gen-mypy=$(VENV)/bin/protoc-gen-mypy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-iot test test-all nightly test-data test-images soak fuzz simulate quick check docs proto reference release lock vendor audit sbom bench goals results compare clean
+.PHONY: help demo test test-all nightly test-data test-images soak fuzz simulate quick check docs proto reference release lock vendor audit sbom bench goals results compare clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -33,9 +33,6 @@ $(STAMP)prepared: $(STAMP)dev
 
 demo: $(STAMP)demo ## run everything on a year of New York flights: center, three edges, a table at the end
 	@$(VENV)/bin/edgewater demo $(ARGS)
-
-demo-iot: $(STAMP)iot ## devices, brokers, three edges and a center; the edges are killed; every answer compared with the truth
-	@$(PY) -m sim.demo.iot $(ARGS)
 
 # Three workers on two cores: one has the tests that start a JVM and one those that start processes, which wait half of the time
 # (tests/conftest.py).
@@ -71,8 +68,14 @@ SEEDS ?= 0..1000
 simulate: $(STAMP)dev ## the whole system in virtual time, killed at every step, checked against the truth; SEEDS=A..B
 	@$(PY) -m tests.simulation --seeds $(SEEDS) $(ARGS)
 
-quick: $(STAMP)dev ## one cell of each fast test: no JVM, no processes; about a minute
-	@$(PYTEST) -n 2 --quick $(ARGS)
+# The cores, where most faults are found. Left out: faces, targets, offline tools, and what starts processes.
+QUICK := tests/edge tests/edgewater tests/golden tests/docs/test_citations.py tests/docs/test_docstrings.py \
+	$(addprefix tests/center/,batch budgets catalog early ingest ledger results serving storage) \
+	$(addprefix tests/center/api/test_api_,answers.py queries.py)
+
+quick: $(STAMP)dev ## lint, and one cell of each fast test of the cores; less than a minute
+	@$(VENV)/bin/ruff check -q .
+	@$(PYTEST) -n 2 --quick --ignore=tests/edgewater/client --ignore=tests/edgewater/runtime $(QUICK) $(ARGS)
 
 check: $(STAMP)dev ## lint, format, types, import rules, generated code up to date
 	$(VENV)/bin/ruff check .
@@ -82,6 +85,7 @@ check: $(STAMP)dev ## lint, format, types, import rules, generated code up to da
 	@$(MAKE) -s proto OUT=build/proto && for f in build/proto/edgewater/wire/*; do \
 		cmp "$$f" "edgewater/wire/$$(basename $$f)" || { echo "run: make proto"; exit 1; }; done
 	@$(PY) -m tests.docs.configuration_reference --check
+	@$(PY) -m tests.docs.constants_reference --check
 	@$(MAKE) -s docs
 
 docs: $(STAMP)dev ## build the site in build/site, with search; a link without a target fails
@@ -111,7 +115,6 @@ release: $(STAMP)dev ## the commits of a release, VERSION=0.3.0, without a tag
 lock: $(STAMP)audit ## renew requirements/: versions and hashes of all packages; ARGS=--upgrade takes the newest
 	@$(COMPILE) $(ARGS) pyproject.toml requirements/build.in --extra dev -o requirements/dev.txt
 	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in --extra demo -o requirements/demo.txt
-	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in --extra iot -o requirements/iot.txt
 	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in --extra center --extra postgres --extra sql --extra kafka --extra remote-write \
 		-o requirements/center.txt
 	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in -o requirements/edge.txt

@@ -8,7 +8,6 @@ the query `honest` is timed from its end to its answer in the REST API. Half of 
 - a client that sends the worst known requests and holds silent connections.
 
 The figure is the ratio of the 99th percentiles with and without the attacker. Answers are compared with the records.
-The memory of each process is sampled (`bench/memory_series.py`): the verdict says whether it is flat.
 
     python -m bench.attack --minutes 30
 """
@@ -24,7 +23,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,17 +35,16 @@ import numpy as np
 import psutil
 import pyarrow as pa
 
-from bench.early_answers_e2e.__main__ import LiveListener
-from bench.early_answers_e2e.edges import PushSchedule, edge_config, pusher
+from bench.early_answers_e2e.__main__ import LiveListener, sleep_until
+from bench.early_answers_e2e.edges import PushSchedule, pusher, start_edges
 from bench.early_answers_e2e.machine import MachineSnapshot
 from bench.first_light.synthetic_edge import SyntheticEdge
-from bench.memory_series import MemorySeries, collected_heap_mib
+from bench.scale.processes import center_processes
 from edge.process import now_ms
 from edgewater.synopses import CountStack, GroupedAggregate
 from edgewater.synopses.encoding import codec
 from edgewater.wire import Frame, FrameBody, Partial, SliceClose
 from edgewater.wire.synopsis_pb2 import Synopsis
-from sim.demo.ports import free_port
 from sim.demo.run import Demo
 
 OUT = Path("bench/out")
@@ -203,32 +201,12 @@ class Attacker:
                         self.sent["silent connections"] += 1
 
 
-KINDS = {
-    "gateway": "center gateway ",
-    "api": "center api ",
-    "python workers": "center.spark",
-    "jvm": "org.apache.spark.deploy.SparkSubmit",
-    "job": "center job ",
-}
-
-
-def _start(demo: Demo) -> list[int]:
-    """Starts the center, the queries and the edges. Returns the ports at which the edges receive pushes."""
+def measure(demo: Demo, phase_s: float, phases: int, warm_up_s: int, sample_s: float) -> Any:
+    """Runs `phases` phases, alternately without and with the attacker. Memory is sampled each `sample_s` seconds."""
     demo.start_center()
     for spec in specs():
         demo.client.post("/v1/queries", json=spec).raise_for_status()
-    ports = [free_port() for _ in EDGES]
-    for name, port in zip(EDGES, ports, strict=True):
-        config = edge_config(name, demo.gateway_port, port, demo.directory / "state" / name, DISORDER_MS)
-        demo._start(name, ["edge", "run", demo._write(f"{name}.yaml", config)])
-    for name, port in zip(EDGES, ports, strict=True):
-        demo._until_ready(name, f"http://127.0.0.1:{port}/readyz")
-    return ports
-
-
-def measure(demo: Demo, phase_s: float, phases: int, warm_up_s: int, sample_s: float) -> tuple[Any, MemorySeries]:
-    """Runs `phases` phases, alternately without and with the attacker. Memory is sampled each `sample_s` seconds."""
-    ports = _start(demo)
+    ports = start_edges(demo, EDGES, {"trips": DISORDER_MS})
     attacker = Attacker(demo)
     attacker.start()
     time.sleep(SETTLE_S)
@@ -240,22 +218,22 @@ def measure(demo: Demo, phase_s: float, phases: int, warm_up_s: int, sample_s: f
     pushers = [pusher(f"http://127.0.0.1:{p}/v1/streams/trips", s) for p, s in zip(ports, schedules, strict=True)]
     for each in pushers:
         each.start()
-    memory = MemorySeries(lambda: {n: p.pid for n, p in demo.processes.items()}, KINDS, sample_s)
     machine = MachineSnapshot.take(psutil.Process().pid)
+    memory: defaultdict[str, list[float]] = defaultdict(list)
     for phase in range(phases):
-        _sleep_until(begin_ms + (warm_up_s + phase * phase_s) * 1000)
-        if not phase:
-            heap = {"at the beginning": [collected_heap_mib(pid) for pid in memory.java_processes()]}
-            memory.start()
+        end_ms = begin_ms + (warm_up_s + phase * phase_s) * 1000
+        while phase and now_ms() < end_ms:
+            for kind, mib in resident_mib(demo).items():
+                memory[kind].append(mib)
+            sleep_until(min(end_ms, now_ms() + sample_s * 1000))
+        sleep_until(end_ms)
         (attacker.working.set if phase % 2 else attacker.working.clear)()
     for each in pushers:
         each.join()
     attacker.working.clear()
-    memory.stop()
     deadline_s, last_ms = time.monotonic() + LAST_ANSWER_S, begin_ms + int(warm_up_s + phase_s * phases - 1) * 1000
     while ("honest", last_ms) not in {at[:2] for at in list(listener.seen)} and time.monotonic() < deadline_s:
         time.sleep(0.2)
-    heap["at the end"] = [collected_heap_mib(pid) for pid in memory.java_processes()]
     listener.stopping.set()
     attacker.stop()
     demo.check_alive()
@@ -269,17 +247,26 @@ def measure(demo: Demo, phase_s: float, phases: int, warm_up_s: int, sample_s: f
     }  # fmt: skip
     result = summarise(demo, listener, schedules, windows)
     alarms = Counter(alarm["kind"] for alarm in demo.client.get("/v1/alarms").json()["alarms"])
-    result = {
+    return {
         **result,
         "machine": MachineSnapshot.take(psutil.Process().pid).since(machine),
         "sent": dict(attacker.sent),
         "replies": dict(attacker.replies),
         "refused": dict(attacker.edge.refused),
         "alarms": dict(alarms),
-        "live_java_heap_mib": heap,
-        "memory": memory.report(),
+        "memory_mib": {
+            kind: {"median": round(float(np.median(mib))), "most": round(max(mib))} for kind, mib in memory.items()
+        },
     }
-    return result, memory
+
+
+def resident_mib(demo: Demo) -> dict[str, float]:
+    """Returns the resident memory of the center's processes, by kind."""
+    sizes = Counter[str]()
+    for kind, process in center_processes(demo):
+        with contextlib.suppress(psutil.Error):
+            sizes[kind] += process.memory_info().rss
+    return {kind: size / (1 << 20) for kind, size in sizes.items()}
 
 
 def summarise(
@@ -320,10 +307,6 @@ def summarise(
     }
 
 
-def _sleep_until(at_ms: float) -> None:
-    time.sleep(max(0.0, (at_ms - now_ms()) / 1000))
-
-
 @click.command()
 @click.option("--minutes", default=10.0, show_default=True, help="Length of the measurement, half of it under attack.")
 @click.option("--phase", "phase_s", default=30.0, show_default=True, help="Seconds of a phase with or without attack.")
@@ -338,7 +321,7 @@ def main(minutes: float, phase_s: float, sample_s: float, smoke: bool) -> None:
     directory = Path(tempfile.mkdtemp(prefix="edgewater-attack-"))
     demo = Demo(directory, phase_s * phases)
     try:
-        result, memory = measure(demo, phase_s, phases, warm_up_s, 0.5 if smoke else sample_s)
+        result = measure(demo, phase_s, phases, warm_up_s, 0.5 if smoke else sample_s)
     except BaseException:
         click.echo(f"logs: {directory}", err=True)
         raise
@@ -347,13 +330,8 @@ def main(minutes: float, phase_s: float, sample_s: float, smoke: bool) -> None:
     finally:
         demo.stop()
     OUT.mkdir(parents=True, exist_ok=True)
-    memory.draw(OUT / "attack-memory.svg")
     (OUT / "attack.json").write_text(json.dumps(result, indent=1) + "\n")
-    for row in result["memory"]["processes"].values():
-        del row["series_mib"], row["processes"]
-    del result["memory"]["minutes"]
     click.echo(json.dumps(result, indent=1))
-    click.echo(f"series in {OUT / 'attack.json'}, drawn in {OUT / 'attack-memory.svg'}")
 
 
 if __name__ == "__main__":

@@ -24,10 +24,10 @@ import click
 import numpy as np
 import psutil
 
-from center.api.console import console_files
-from center.results import AnswerChanges, AnswerRecord, ResultStore
+from center.api import console
+from center.results import AnswerChanges, AnswerRecord, NewestAnswers, ResultStore
 from edgewater.answers import Phase
-from edgewater.model.streams import MAX_TIME_MS
+from edgewater.base.streams import MAX_TIME_MS
 from edgewater.wire import QueryRef
 from tests.center.api.conftest import HOUR, T0, Desk
 
@@ -99,6 +99,9 @@ class Unveiled:
     def last_answer_id(self) -> int:
         return self.newest
 
+    def newest_answers(self, after: int) -> NewestAnswers:
+        return NewestAnswers(self.newest)
+
     def changes_after(self, after: int, limit: int, ref: QueryRef | None = None) -> AnswerChanges:
         changes = self._results.changes_after(after, limit, ref)
         return replace(changes, records=[a for a in changes.records if a.answer_id <= self.newest])
@@ -124,7 +127,7 @@ def renderer_share(chromium: Any, queries: int, groups: int, seconds: float) -> 
         app = desk.app()
         services = app.state.services
         object.__setattr__(services.feed, "results", shown)
-        services.feed.changes._read = shown.last_answer_id
+        services.feed.changes._read = shown.newest_answers
         desk.app = lambda **_: app  # type: ignore[method-assign]
         with desk.served() as url:
             page = chromium.new_page()
@@ -174,8 +177,9 @@ def percentile(values: list[float], q: float) -> float:
 def main(smoke: bool, queries: int, groups: int, answers: int, seconds: float, path: Path | None) -> None:
     if smoke:
         queries, groups, answers, seconds = 3, 10, 2, 0.3
-    size = sum(len(gzip.compress(f.body)) for f in console_files().values())
-    report: dict[str, Any] = {"gzipped_bytes": size, "files": len(console_files())}
+    folder = Path(console.__file__).parent / "ui"
+    files = [path.read_bytes() for path in folder.rglob("*") if path.name.endswith(console.SENT)]
+    report: dict[str, Any] = {"gzipped_bytes": sum(len(gzip.compress(body)) for body in files), "files": len(files)}
     if CHROMIUM is None:
         print("no Chromium on this machine: only the size is measured")
     else:

@@ -20,25 +20,17 @@ from typing import Any
 import click
 import pyarrow as pa
 
-from bench.plans import apply, merge, next_run
-from center.catalog import Catalog, UnindexedFrame
+from bench.plans import JobCenter
+from center.catalog import UnindexedFrame
 from center.ingest.frame_check import CheckedFrame, FrameCheck
-from center.job.admission import BatchLimits
-from center.job.batch_applier import BatchApplier
-from center.job.ledger_writer import CatalogEvents, LedgerWriter
-from center.job.metrics import JobMetrics
-from center.job.planner import FramePlanner
-from center.ledger import Ledger
-from center.results import ResultStore
-from center.storage.frame_log import FrameLog, StoredFrame
+from center.storage.frame_log import StoredFrame
+from edgewater.base.streams import EdgeId
 from edgewater.guard.frame_work import MAX_FRAME_WORK
-from edgewater.model.edge_records import StreamRecord
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import LIVE, EdgeId
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import Frame, FrameBody, Partial, Rest, SliceClose, Withheld
 
-NOW_MS = 1_790_000_000_000
+NOW_MS, EDGE = 1_790_000_000_000, EdgeId("evil")
 COLUMNS = {"key": pa.string(), "x": pa.int64()}
 ONE = {"m": "sum(x)"}
 SUMS = {f"m{i}": "sum(x)" for i in range(32)}
@@ -108,35 +100,22 @@ ANSWERS: dict[str, tuple[Mapping[str, str], int, int, int]] = {
 }
 
 
-class Center:
-    """The gateway's check and the job, without a JVM, for the frames of one edge and one query."""
+class Center(JobCenter):
+    """The gateway's check and the job, for the frames of one edge and one query."""
 
     def __init__(self, directory: Path, query: QuerySpec) -> None:
-        self.query, self.edge, url = query, EdgeId("evil"), f"sqlite:///{directory}/center.db"
-        self.catalog, self.log, self.ledger = Catalog(url), FrameLog(directory / "log"), Ledger()
-        streams = (StreamRecord("s", COLUMNS, LIVE),)
-        self.catalog.edges.begin_session(
-            self.edge, "i", labels={}, streams=streams, oldest_seq=0, next_seq=0, now_ms=NOW_MS, session="s"
-        )
-        self.ref = self.catalog.queries.register(query, NOW_MS)[0].ref
-        metrics = JobMetrics()
-        self.writer = LedgerWriter(
-            self.ledger, ResultStore(url), CatalogEvents(self.catalog), metrics, now_ms=lambda: NOW_MS
-        )
-        self.planner = FramePlanner(self.catalog, self.writer.consumed, BatchLimits(), time.monotonic)
-        self.log_dir = directory / "log"
-        self.applier = BatchApplier(self.writer, self.catalog, metrics, self.log_dir, now_ms=lambda: NOW_MS)
-        self._seq, self._at = 0, dict[str, int]()
+        super().__init__(directory, [query], [EDGE], COLUMNS, lambda: NOW_MS)
+        self.query, self._seq = query, 0
 
     def send(self, body: FrameBody) -> tuple[Frame, CheckedFrame, float]:
         """Sends a frame to the log. Returns it, the parts that the gateway keeps, and the CPU seconds of its check."""
-        frame = Frame.pack(self._seq, self.ref, body)
+        frame = Frame.pack(self._seq, self.refs[0], body)
         began_s = time.process_time()
         checked = FrameCheck(self.query, COLUMNS).check(frame, NOW_MS)
         check_s = time.process_time() - began_s
-        (location,) = self.log.append([StoredFrame(self.ref, self.edge, "i", self._seq, checked.partials)])
+        (location,) = self.log.append([StoredFrame(self.refs[0], EDGE, "i", self._seq, checked.partials)])
         size = frame.wire_bytes, NOW_MS, location, frame.raw_bytes, checked.work
-        row = UnindexedFrame(self.ref, self.edge, "i", self._seq, frame.crc32c, *size, facts=checked.facts)
+        row = UnindexedFrame(self.refs[0], EDGE, "i", self._seq, frame.crc32c, *size, facts=checked.facts)
         self.catalog.frames.index([row])
         self._seq += 1
         return frame, checked, check_s
@@ -144,11 +123,10 @@ class Center:
     def run(self) -> list[float]:
         """Applies all sent frames, and gives the answers that are due. Returns the CPU seconds of each transaction."""
         taken = []
-        while (run := next_run(self.planner, self._at)) is not None:
+        while (run := self.next_run()) is not None:
             began_s = time.process_time()
-            apply(self.applier, run, merge(run, self.log_dir), NOW_MS)
+            self.apply(run, self.merge(run))
             taken.append(time.process_time() - began_s)
-            self._at |= run.through
         while (due_ms := self.ledger.next_deadline()) is not None and due_ms <= NOW_MS:
             began_s = time.process_time()
             self.writer.advance()
@@ -162,7 +140,7 @@ def cost(kind: str, directory: Path) -> dict[str, Any]:
     center = Center(directory, spec(measures, window))
     frame, checked, check_s = center.send(body_of(center.query))
     taken = max(center.run())
-    center.writer.close()
+    center.close()
     return {
         "wire_kib": frame.wire_bytes >> 10,
         "work": checked.work,
@@ -186,7 +164,7 @@ def answers_cost(kind: str, directory: Path) -> dict[str, Any]:
     starts = [first + i * 1_000 for i in range(slices)]
     center.send(FrameBody(NOW_MS, (), tuple(SliceClose(start, groups, 0) for start in starts)))
     taken = center.run()
-    center.writer.close()
+    center.close()
     return {
         "slices": slices, "per_window": every, "groups": groups, "slice_kib": len(data) >> 10,
         "transactions": len(taken), "job_s": max(taken), "all_s": sum(taken),

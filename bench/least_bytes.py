@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,17 +20,17 @@ import click
 import numpy as np
 import pyarrow as pa
 
-from bench.budgets.workload import CRAN_WINDOW_MS
+from bench.budgets.traces import ZIPF_EXPONENT
+from bench.budgets.workload import CRAN_WINDOW_MS, cran
 from bench.data import DOWNLOADS_WEEK, existing
-from center.budgets import BudgetAllocator, BudgetReport, MembersChanged, RebalanceEvent, ShareReported
+from center.budgets import BudgetAllocator, BudgetReport
 from edge.core import BudgetSet, DriftRates
+from edgewater.base.streams import EdgeId
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import EdgeId
-from edgewater.synopses import FloatArray
+from edgewater.synopses import FloatArray, IntArray
 from sim.budgets.edges import EdgeSimulation, simulate
-from sim.budgets.link import LinkModel
-from sim.budgets.trace import ZIPF_EXPONENT, Trace, cran
-from sim.plan.trace import PlacedTrace
+from sim.budgets.link import SimulatedLink
+from sim.budgets.trace import Trace
 
 OUT = Path("bench/out")
 EDGES = 4
@@ -45,10 +45,11 @@ STEPS = 60
 
 @dataclass(frozen=True, slots=True)
 class LeastWorkload:
-    """A trace whose records are at given edges, and the column that is summed."""
+    """A trace, the edge of each record, and the column that is summed."""
 
     name: str
-    trace: PlacedTrace
+    trace: Trace
+    homes: IntArray
     column: str
     window_ms: int
 
@@ -56,7 +57,7 @@ class LeastWorkload:
         """Returns the sums, [window, edge, group]."""
         trace, groups = self.trace, int(self.trace.codes.max()) + 1
         window = (trace.times_ms - trace.times_ms[0] // self.window_ms * self.window_ms) // self.window_ms
-        cell = (window * EDGES + trace.home) * groups + trace.codes
+        cell = (window * EDGES + self.homes) * groups + trace.codes
         sums = np.bincount(cell, trace.values(self.column), (int(window.max()) + 1) * EDGES * groups)
         return np.asarray(sums.reshape(-1, EDGES, groups), np.float64)
 
@@ -66,7 +67,7 @@ class LeastWorkload:
         Times are stored as differences of successive records.
         """
         total = 0
-        for part in self.trace.split(EDGES):
+        for part in self.trace.split(self.homes, EDGES):
             steps = np.diff(part.times_ms, prepend=part.times_ms[0]).astype(np.int32)
             columns = [part.batch.column(name) for name in (*part.keys, self.column)]
             buffers = [b for c in columns for b in c.buffers() if b is not None] + [pa.py_buffer(steps.tobytes())]
@@ -95,9 +96,7 @@ def generated(windows: int, seed: int, records: int = RECORDS, groups: int = GRO
     items = rng.choice(groups, total, p=weights / weights.sum())
     values = np.rint(rng.lognormal(10.0, 1.5, total)).astype(np.int64)
     trace = Trace.from_columns(times, {"item": names.take(pa.array(items))}, {"price": values})
-    return LeastWorkload(
-        "generated", _placed(trace, rng.choice(EDGES, total, p=rates / rates.sum())), "price", WINDOW_MS
-    )
+    return LeastWorkload("generated", trace, rng.choice(EDGES, total, p=rates / rates.sum()), "price", WINDOW_MS)
 
 
 def downloads(windows: int, folder: Path) -> LeastWorkload:
@@ -105,13 +104,8 @@ def downloads(windows: int, folder: Path) -> LeastWorkload:
     whole = cran(folder)
     first = whole.times_ms[0] // CRAN_WINDOW_MS * CRAN_WINDOW_MS
     trace = whole.rows(np.flatnonzero(whole.times_ms < first + windows * CRAN_WINDOW_MS))
-    return LeastWorkload(
-        "cran", _placed(trace, np.random.default_rng(0).integers(0, EDGES, len(trace))), "size", CRAN_WINDOW_MS
-    )
-
-
-def _placed(trace: Trace, home: np.ndarray) -> PlacedTrace:
-    return PlacedTrace(trace.batch, trace.keys, trace.codes, home)
+    homes = np.random.default_rng(0).integers(0, EDGES, len(trace))
+    return LeastWorkload("cran", trace, homes, "size", CRAN_WINDOW_MS)
 
 
 class Allocation:
@@ -120,11 +114,11 @@ class Allocation:
     def __init__(self, limit: float, window_ms: int) -> None:
         self._allocator = BudgetAllocator({"value": limit}, {})
         self._ids = [EdgeId(f"edge-{i}") for i in range(EDGES)]
-        self._allocator.handle(MembersChanged(frozenset(self._ids), {}))
+        self._allocator.set_members(frozenset(self._ids), {})
         self._meters = [DriftRates(window_ms) for _ in self._ids]
         self._window_ms = window_ms
 
-    def __call__(self, ended: int, runs: list[EdgeSimulation]) -> Mapping[str, float] | None:
+    def __call__(self, ended: int, runs: list[EdgeSimulation]) -> None:
         now_ms = (ended + 1) * self._window_ms
         for _ in range(4):  # reduce, confirm, grow, confirm
             for edge, run, meter in zip(self._ids, runs, self._meters, strict=True):
@@ -133,12 +127,11 @@ class Allocation:
                 version, last = pipeline.store.schedule.version, pipeline.store.schedule.last
                 shares = last.shares if version else {}  # the first shares are the simulator's
                 report = BudgetReport(version, shares, last.from_ms, pipeline.shipper.entry_bytes, dict(meter.per_s))
-                assert self._allocator.handle(ShareReported(edge, report, now_ms)) == []
-            self._allocator.handle(RebalanceEvent(now_ms, 1 << 50))
+                assert self._allocator.report(edge, report, now_ms) == []
+            self._allocator.rebalance(now_ms, 1 << 50)
             for edge, grant in self._allocator.grants().items():
                 run = runs[self._ids.index(edge)]
                 run.core.handle(BudgetSet(run.ref, grant.shares, grant.version, grant.from_ms))
-        return None
 
 
 def fewest(sums: FloatArray, limit: float) -> tuple[int, int]:
@@ -157,9 +150,9 @@ def fewest(sums: FloatArray, limit: float) -> tuple[int, int]:
 def measure(work: LeastWorkload, limit: float | None, staleness: float | None, bandwidth: float) -> dict[str, Any]:
     """Runs one query over links of `bandwidth` bytes per second; the error is given in the unit of the budget."""
     began = time.process_time()
-    query, parts = work.query(limit, staleness), work.trace.split(EDGES)
+    query, parts = work.query(limit, staleness), work.trace.split(work.homes, EDGES)
     allocate = Allocation(limit, work.window_ms) if limit else None
-    out = simulate(work.trace, parts, query, LinkModel(bandwidth), allocate)
+    out = simulate(work.trace, parts, query, SimulatedLink(bandwidth), allocate)
     late = 0 if staleness is None else int(np.count_nonzero(out.staleness > staleness))
     return {
         "workload": work.name,

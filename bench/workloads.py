@@ -27,9 +27,9 @@ import pyarrow.parquet as pq
 from pyarrow import csv
 
 from bench.data import TAXI, existing
+from edgewater.base.quantities import duration_ms
+from edgewater.base.timestamps import parse_time, rfc3339
 from edgewater.client import Answer, Center
-from edgewater.model.quantities import duration_ms
-from edgewater.model.timestamps import parse_time, rfc3339
 from sim.demo.ports import free_address
 from sim.demo.run import Demo
 

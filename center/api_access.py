@@ -6,7 +6,7 @@ streams and columns new queries may read. Error messages do not contain values, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -15,8 +15,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from center.edge_access import without_secret
-from edgewater.model.errors import InvalidConfig
+from center.edge_access import read_secrets_file
 from edgewater.runtime.configuration import (
     Duration,
     Instant,
@@ -24,9 +23,7 @@ from edgewater.runtime.configuration import (
     Secret,
     Section,
     is_loopback,
-    read_yaml,
     refusal,
-    validate,
 )
 
 Role = Literal["reader", "editor", "admin"]
@@ -34,23 +31,21 @@ ROLES: tuple[Role, ...] = ("reader", "editor", "admin")
 """All roles, in ascending order. Each role includes the roles before it."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoleGrant:
-    """A role on the queries whose names match one of the patterns.
+class RoleGrant(Section):
+    """A role, and patterns of the names to which it applies, such as ``sales_*``.
 
-    Attributes:
-        queries: patterns of names of queries. None if the role is for everything, including resources that belong to no
-            query.
-        streams: patterns of the streams that new queries may read. If None, all streams if `queries` is None, otherwise
-            no streams. The name of a query says nothing about the records that the query reads, so a grant on some
-            queries must name streams.
-        columns: patterns of the columns that new queries may read; None for all columns of these streams.
+    The name of a query says nothing about the records that the query reads, so a grant on some queries must name
+    streams.
     """
 
     role: Role
+    """What the principal may do. Each role includes the roles before it."""
     queries: tuple[str, ...] | None = None
+    """Patterns of the queries that the role is for. None: all queries, and resources that belong to no query."""
     streams: tuple[str, ...] | None = None
+    """Patterns of the streams that new queries may read. None: all streams if `queries` is None, otherwise none."""
     columns: tuple[str, ...] | None = None
+    """Patterns of the columns that new queries may read. None: all columns of these streams."""
 
     def includes(self, role: Role, query: str | None) -> bool:
         """Returns whether the grant includes the role on a query. If `query` is None, returns whether the role is for
@@ -66,7 +61,7 @@ class RoleGrant:
 
     def names_columns(self, columns: Iterable[str]) -> bool:
         """Returns whether new queries may read all of these columns. Event time is a column of every stream."""
-        from edgewater.model.streams import TIME_COLUMN  # loads Arrow, which starts threads: see `fork_components`
+        from edgewater.base.streams import TIME_COLUMN  # loads Arrow, which starts threads: see `fork_components`
 
         return self.columns is None or all(c == TIME_COLUMN or _matches(c, self.columns) for c in columns)
 
@@ -102,28 +97,11 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-ANYONE = Principal("anyone", (RoleGrant("admin"),))
+ANYONE = Principal("anyone", (RoleGrant(role="admin"),))
 """The principal of all requests if no credentials are configured. Limits per principal do not apply to it."""
 
 
-class GrantEntry(Section):
-    """A role, and patterns of the names to which it applies, such as ``sales_*``."""
-
-    role: Role
-    """What the principal may do. Each role includes the roles before it."""
-    queries: tuple[str, ...] | None = None
-    """Patterns of the queries that the role is for. None: all queries, and resources that belong to no query."""
-    streams: tuple[str, ...] | None = None
-    """Patterns of the streams that new queries may read. None: all streams if `queries` is None, otherwise none."""
-    columns: tuple[str, ...] | None = None
-    """Patterns of the columns that new queries may read. None: all columns of these streams."""
-
-    @property
-    def grant(self) -> RoleGrant:
-        return RoleGrant(self.role, self.queries, self.streams, self.columns)
-
-
-class PrincipalEntry(GrantEntry):
+class PrincipalEntry(RoleGrant):
     """A principal with a bearer token. The entry has the token itself or the hexadecimal SHA-256 of the token."""
 
     role: Role = "reader"
@@ -133,6 +111,11 @@ class PrincipalEntry(GrantEntry):
     """The SHA-256 of the bearer token, as 64 hexadecimal digits."""
     expires: Instant | None = None
     """Time from which the token is refused. None: it does not expire."""
+
+    @property
+    def grant(self) -> RoleGrant:
+        """What the principal may do, without its secret."""
+        return RoleGrant(**self.model_dump(include=set(RoleGrant.model_fields)))
 
     @model_validator(mode="after")
     def _one_secret(self) -> Self:
@@ -160,7 +143,7 @@ class OidcSection(Section):
     """Signature algorithms that are accepted."""
     claim: str = "roles"
     """The claim whose values `roles` lists; dots separate levels, as in ``realm_access.roles``."""
-    roles: Annotated[dict[str, Annotated[GrantEntry, BeforeValidator(_grant)]], Field(min_length=1)]
+    roles: Annotated[dict[str, Annotated[RoleGrant, BeforeValidator(_grant)]], Field(min_length=1)]
     """Role by value of the claim. A role may also be ``{role: editor, queries: [sales_*]}``. A token without any of the
     values is refused."""
     leeway: Annotated[Duration, Field(le=300_000)] = 30_000
@@ -188,16 +171,5 @@ def read_principals_file(path: Path) -> dict[str, PrincipalEntry]:
     Raises:
         InvalidConfig: the file cannot be read or is not valid. The error contains no value of the file.
     """
-    document = read_yaml(path, "api.tokens_file", secret=True)
-    accepted = "a file with a YAML mapping of name to {token: …, role: reader}"
-    if document is None:
-        return {}
-    if not isinstance(document, Mapping):
-        raise InvalidConfig("api.tokens_file", str(path), accepted)
-    try:
-        return validate(_PrincipalsFile, {"principals": {str(k): v for k, v in document.items()}}).principals
-    except InvalidConfig as exc:
-        hidden = without_secret(exc)
-        within = hidden.field.removeprefix("principals.")
-        reason = f"at {within}{', ' if hidden.reason else ''}{hidden.reason}"
-        raise InvalidConfig("api.tokens_file", str(path), hidden.accepted, reason) from None
+    accepted = "name to {token: …, role: reader}"
+    return read_secrets_file(path, "api.tokens_file", _PrincipalsFile, "principals", accepted).principals

@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from center.config import ENVIRONMENT_PREFIX, CenterConfig
-from edgewater.model.errors import InvalidConfig
+from edgewater.base.errors import InvalidConfig
 from edgewater.runtime.configuration import PRIVATE_UMASK
 from edgewater.runtime.log_output import configure_logging, log_options
 
@@ -127,7 +127,7 @@ def center() -> None:
       streams: {flights: {columns: {carrier: string, miles: int64}}}  # see docs/reference/center.md
       tls: {cert: center.pem, key: center.key, client_ca: edges.pem}
       catalog_url: postgresql+psycopg://…  # default: SQLite in data_dir; the same for results_url
-      log_dir: /mnt/frames                 # the frame log
+      log_dir: /mnt/frames                 # the frame log; deltas_dir: large results of tasks
       spark: {master: "local[2]", driver_memory: 1g, standby: true, conf: {spark.ui.enabled: "true"}}
       retention: {frames: 1h, answers: 7d} # time for which applied frames and final answers are stored
       sinks: {warehouse: {kind: postgres, url: {env: WAREHOUSE_URL}}}  # other systems that get the answers
@@ -234,37 +234,6 @@ def api(config: CenterConfig) -> None:
     run_api(config)
 
 
-@center.command()
-@click.option("--url", envvar="EDGEWATER_URL", show_envvar=True, help="Address of the API.", metavar="URL")
-@click.option(
-    "--ca",
-    envvar="EDGEWATER_CA",
-    show_envvar=True,
-    metavar="FILE",
-    help="Certificates that sign the API's certificate.",
-)
-@click.option("--timeout", type=click.FloatRange(0.1), default=30.0, show_default=True, help="Seconds per request.")
-@click.option(
-    "--interval", type=click.FloatRange(0.2), default=2.0, show_default=True, help="Seconds between two updates."
-)
-@click.option("--once", is_flag=True, help="Print the queries once and end, as if the output were not a terminal.")
-@click.option("--json", "as_json", is_flag=True, help="Print the queries once as JSON.")
-def top(url: str | None, ca: str | None, timeout: float, interval: float, once: bool, as_json: bool) -> None:
-    """Show the queries of a running center until Ctrl-C, the query with the least slack first.
-
-    Each line has the number of frames that are not applied, how late they are, the cost of an answer, and the state of
-    the query at its latest edge.
-
-    The command asks the center's API, like `edgewater top`. The token is in EDGEWATER_TOKEN, or in the file that
-    EDGEWATER_TOKEN_FILE names. Queries that the token may not read are not shown.
-    """
-    from center import watch
-    from edgewater.client.center import Center
-
-    with Center(url, ca=ca, timeout=timeout) as asked:
-        watch.top(asked, interval, once, as_json)
-
-
 @center.command("check")
 @configured
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
@@ -292,8 +261,9 @@ def check_command(config: CenterConfig, as_json: bool) -> None:
 def backup(config: CenterConfig, directory: Path, as_json: bool) -> None:
     """Write a backup to DIRECTORY, which must be new or empty. The center may run.
 
-    The backup has the catalog, the results and the frame log at one moment. The writers of both stores wait for some
-    milliseconds. A backup is complete when DIRECTORY has a backup.json. The configuration is not part of the backup.
+    The backup has the catalog, the results, the frame log and the large results of tasks (deltas_dir) at one moment.
+    The writers of both stores wait for some milliseconds. A backup is complete when DIRECTORY has a backup.json. The
+    configuration is not part of the backup.
 
     \b
       edgewater center backup --data-dir /var/lib/edgewater /backup/2026-05-01
@@ -305,7 +275,7 @@ def backup(config: CenterConfig, directory: Path, as_json: bool) -> None:
     from edgewater.runtime.clock import now_ms
 
     info = take_backup(config, directory, now_ms, _progress)
-    size = f"{info.size / 2**20:.1f} MiB, {len(info.segments)} segments of frames"
+    size = f"{info.size / 2**20:.1f} MiB, {len(info.segments)} segments"
     _print(as_json, asdict(info), f"{directory}: {size}, as of {info.taken_at}")
 
 
@@ -360,8 +330,8 @@ def quarantine() -> None:
     state the loss. Its bytes stay in the log.
 
     A query is paused if its frames cannot be applied. The job tries it again at the next start of the job. A query is
-    quarantined if it killed the job repeatedly, and then also killed a process that tried it. A paused or quarantined
-    query gets no answers, and its frames stay in the log. The other queries continue.
+    quarantined if the job died three times within an hour while it worked on it. A paused or quarantined query gets no
+    answers, and its frames stay in the log. The other queries continue.
 
     The commands use the catalog and the frame log of the configuration. The center may run.
 
@@ -382,9 +352,9 @@ def _of_frame(command: Callable[..., Any]) -> Callable[..., Any]:
 @_json
 def quarantine_ls(config: CenterConfig, as_json: bool) -> None:
     """List the quarantined frames, the latest first, and the paused and quarantined queries."""
-    from center.ops.quarantine import Quarantine
+    from center.ops.quarantine import QuarantineDesk
 
-    with Quarantine(config) as quarantine:
+    with QuarantineDesk(config) as quarantine:
         frames, queries = quarantine.frames(), quarantine.queries()
     lines = [f"{f['query']} {f['position']}  {f['edge']}  {f['quarantined_at']}  {f['reason']}" for f in frames]
     lines += [f"{q['query']}  {q['state']}  {q['since']}  {q['reason']}" for q in queries]
@@ -400,9 +370,9 @@ def quarantine_show(config: CenterConfig, query: str, position: int, as_json: bo
 
     The frame is read in a process of its own, because it may kill the process.
     """
-    from center.ops.quarantine import Quarantine
+    from center.ops.quarantine import QuarantineDesk
 
-    with Quarantine(config) as quarantine:
+    with QuarantineDesk(config) as quarantine:
         shown = quarantine.show(query, position)
     _print(as_json, shown, json.dumps(shown, indent=2))
 
@@ -421,12 +391,12 @@ def quarantine_retry(config: CenterConfig, query: str, position: int | None, as_
     loss of the frame still state it.
 
     Without POSITION, QUERY is the name of a paused or quarantined query. The job tries the query within seconds, with
-    all its frames. If the query kills the job twice within an hour, it is quarantined again. To remove a query, delete
-    it.
+    all its frames. If the job dies again three times while it works on the query, the query is quarantined again. To
+    remove a query, delete it.
     """
-    from center.ops.quarantine import Quarantine
+    from center.ops.quarantine import QuarantineDesk
 
-    with Quarantine(config) as quarantine:
+    with QuarantineDesk(config) as quarantine:
         if position is None:
             quarantine.retry_query(query)
             _print(as_json, {"query": query}, f"query {query} is tried again")
@@ -440,8 +410,8 @@ def quarantine_retry(config: CenterConfig, query: str, position: int | None, as_
 @_of_frame
 def quarantine_drop(config: CenterConfig, query: str, position: int, as_json: bool) -> None:
     """Delete a quarantined frame and its bytes permanently."""
-    from center.ops.quarantine import Quarantine
+    from center.ops.quarantine import QuarantineDesk
 
-    with Quarantine(config) as quarantine:
+    with QuarantineDesk(config) as quarantine:
         quarantine.drop_frame(query, position)
     _print(as_json, {"query": query, "position": position}, f"{query} {position} is dropped")

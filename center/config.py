@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -16,9 +17,9 @@ from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
 from center.api_access import OidcSection, PrincipalEntry
 from center.edge_access import AccessEntry, EdgeAccess, read_tokens_file, without_secret
+from edgewater.base.errors import InvalidConfig
+from edgewater.base.quantities import duration_ms
 from edgewater.guard.frame_work import WORK_PER_S
-from edgewater.model.errors import InvalidConfig
-from edgewater.model.quantities import duration_ms
 from edgewater.runtime.configuration import (
     Address,
     Duration,
@@ -27,10 +28,12 @@ from edgewater.runtime.configuration import (
     Section,
     Size,
     is_loopback,
+    naming_places,
     parsed_by,
     read_yaml,
     refusal,
     validate,
+    with_present_keys,
 )
 
 DEFAULT_DATA_DIR = Path(".edgewater/center")
@@ -58,31 +61,27 @@ class TlsSection(Section):
         return self
 
 
-DEFAULT_OPEN_WINDOWS = 20_000
-"""The default of `gateway.open_windows`. By default, an edge gives a query memory for 8,000 open slices."""
-
-
 class GatewaySection(Section):
     """The address that edges connect to, and limits per edge."""
 
     listen: Address = "127.0.0.1:7400"
     """Address that edges connect to."""
-    credit_bytes: Size = Field(default=4 << 20, alias="credit", ge=1 << 16)
+    credit_bytes: Size = Field(default=4 << 20, ge=1 << 16)
     """The most bytes of frames that an edge has sent and the gateway has not acknowledged."""
-    max_frame_bytes: Size = Field(default=4 << 20, alias="max_frame", ge=1 << 16)
+    max_frame_bytes: Size = Field(default=4 << 20, ge=1 << 16)
     """Largest message of an edge, before compression."""
-    edge_heartbeat_ms: Duration = Field(default=5_000, alias="heartbeat", ge=1_000, le=20_000)
+    heartbeat_ms: Duration = Field(default=5_000, ge=1_000, le=20_000)
     """Interval of an edge's heartbeats while it has nothing else to send. An edge is unreachable after 2.5 intervals
-    without a heartbeat, but not before 5 s. It is unreachable at once if its connection ends. The interval is longer if
-    a gateway has more than 2,500 edges."""
-    compression_bytes: Size = Field(default=256 << 20, alias="compression_memory", ge=0)
+    without a heartbeat or a frame, but not before 5 s. It is unreachable at once if its connection ends. The interval
+    is longer if a gateway has more than 2,500 edges."""
+    compression_bytes: Size = Field(default=256 << 20, ge=0)
     """Memory in which the gateway decompresses the data of edges, over all sessions. 0: edges compress each frame
     alone."""
-    work_per_s: int = Field(default=WORK_PER_S, alias="work", ge=1_000)
+    work_per_s: int = Field(default=WORK_PER_S, ge=1_000)
     """Units of work per second of an edge's frames. Frames with more work are delayed."""
-    open_windows: Annotated[int, Field(ge=1)] = DEFAULT_OPEN_WINDOWS
+    open_windows: Annotated[int, Field(ge=1)] = 20_000
     """The most windows of a query that an edge may keep open, besides the windows within the query's lateness. Data for
-    more windows is refused."""
+    more windows is refused. By default, an edge has memory for 8,000 open slices of a query."""
     metrics: Address | None = None
     """Address that serves /livez, /readyz and /metrics. None: they are not served."""
 
@@ -128,7 +127,7 @@ class StreamSection(Section):
     replay: ReplaySection | Literal["edges"] | None = None
     """The replay's clock, or `edges`: the clock that edges report. None: event time is wall time. However, a gateway
     that only this machine can reach uses the clocks of edges."""
-    ahead_ms: Duration = Field(default=86_400_000, alias="ahead", ge=0)
+    ahead_ms: Duration = Field(default=86_400_000, ge=0)
     """The longest time by which the event time of a record may be ahead of the stream's clock."""
 
 
@@ -168,18 +167,12 @@ class ApiLimitsSection(Section):
     """The most live streams."""
     live_per_principal: Count = 500
     """The most live streams of one principal."""
-    evaluate: Count = 64
-    """The most streams of questions."""
-    evaluate_per_principal: Count = 16
-    """The most streams of questions of one principal."""
-    response_bytes: Size = Field(default=256 << 20, alias="responses", ge=1 << 20)
+    response_bytes: Size = Field(default=256 << 20, ge=1 << 20)
     """The most bytes of responses that clients have not received yet."""
-    headers_ms: Duration = Field(default=10_000, alias="headers")
+    headers_ms: Duration = 10_000
     """Time in which a request's headers must arrive."""
-    body_ms: Duration = Field(default=30_000, alias="body")
+    body_ms: Duration = 30_000
     """Time in which a query must arrive. In the same time, a client must receive a part of its response."""
-    idle_ms: Duration = Field(default=300_000, alias="idle")
-    """Time without a question after which a stream of questions is ended."""
     reads_at_once: Count = 8
     """The most requests of one principal that read at the same time. Further requests wait."""
     reads: Rate = "200/second"
@@ -219,9 +212,9 @@ class ApiSection(Section):
     """Whether a change is refused while it cannot be recorded."""
     limits: ApiLimitsSection = ApiLimitsSection()
     """The resources that clients may use in one API process."""
-    cache_bytes: Size = Field(default=64 << 20, alias="cache")
+    cache_bytes: Size = 64 << 20
     """Memory of rendered answers that the API keeps between requests."""
-    progress_ms: Duration = Field(default=2_000, alias="progress", ge=100)
+    progress_ms: Duration = Field(default=2_000, ge=100)
     """Interval of the `progress` events of live streams."""
 
     @property
@@ -255,23 +248,21 @@ class SparkSection(Section):
     """Spark's master: `local[2]` runs Spark on this machine with two threads."""
     driver_memory: Annotated[str, Field(pattern=r"^\d+[kmgt]$")] = "1g"
     """Memory of the driver's JVM, such as `1g`."""
-    hang_ms: Duration = Field(default=300_000, alias="hang", ge=10_000)
+    hang_ms: Duration = Field(default=300_000, ge=10_000)
     """A job that makes no step for this time is killed and started again. The time for which it waits for a core is not
     counted."""
-    trigger_ms: Duration = Field(default=0, alias="trigger")
-    """Without effect, and gone in the next minor version: frames are merged when they arrive."""
     metrics: Address | None = None
     """Address that serves /livez, /readyz and /metrics of the job. None: they are not served. The other drivers of
     `edgewater center run` use the next ports."""
     standby: bool = False
     """Whether `edgewater center run` starts one more driver, which takes over when another driver dies."""
-    lease_ms: Duration = Field(default=3_000, alias="lease", ge=1_000, le=60_000)
+    lease_ms: Duration = Field(default=3_000, ge=1_000, le=60_000)
     """Time without a sign of life after which another driver takes over from a driver that leads."""
     drivers: Annotated[int, Field(ge=1, le=64)] = 1
     """Number of drivers that lead at the same time. Each leads a partition of the queries, by their names. The number
     must be the same for all drivers of a center. `edgewater center run` starts this number of drivers. More than one
     driver is useful with PostgreSQL and several cores."""
-    max_answer_bytes: Size = Field(default=64 << 20, alias="max_answer", ge=1 << 20)
+    max_answer_bytes: Size = Field(default=64 << 20, ge=1 << 20)
     """The largest size of one answer. A query with a larger answer gets no answers until the job starts again."""
     conf: dict[str, str] = {}
     """Further properties of Spark."""
@@ -295,11 +286,11 @@ class SinkProcessSection(Section):
 class RetentionSection(Section):
     """The time for which applied frames and final answers are stored."""
 
-    keep_frames_ms: Duration = Field(default=0, alias="frames")
+    frames_ms: Duration = 0
     """Time for which frames are stored after the result store has applied them."""
-    keep_answers_ms: Annotated[int | None, parsed_by(_retained_ms)] = Field(default=30 * 86_400_000, alias="answers")
+    answers_ms: Annotated[int | None, parsed_by(_retained_ms)] = 30 * 86_400_000
     """Time for which answers of final windows are stored after they were given. None: for ever."""
-    wait_for_sinks_ms: Duration = Field(default=7 * 86_400_000, alias="sinks")
+    sinks_ms: Duration = 7 * 86_400_000
     """Additional time for which answers are stored that a sink has not written yet. After this time, the sink's status
     states the gap."""
 
@@ -316,6 +307,9 @@ class CenterConfig(Section):
     """URL of the result store's database, in the same forms as `catalog_url`. None: an SQLite file in `data_dir`."""
     given_log_dir: Path | None = Field(default=None, alias="log_dir")
     """Directory of the frame log, on a disk that all gateways and drivers share. None: `log` in `data_dir`."""
+    given_deltas_dir: Path | None = Field(default=None, alias="deltas_dir")
+    """Directory of large results of the job's tasks, on a disk that all drivers and executors share and write. None:
+    `deltas` in `log_dir`."""
     gateway: GatewaySection = GatewaySection()
     """The address that edges connect to, and limits per edge."""
     api: ApiSection = ApiSection()
@@ -361,6 +355,11 @@ class CenterConfig(Section):
         return (self.given_log_dir or self.data_dir / "log").resolve()
 
     @property
+    def deltas_dir(self) -> Path:
+        """Directory of the segments of large deltas."""
+        return (self.given_deltas_dir or self.log_dir / "deltas").resolve()
+
+    @property
     def work_dir(self) -> Path:
         """Directory of the job. No file in it is needed after a run."""
         return (self.data_dir / "spark").resolve()
@@ -387,11 +386,12 @@ class CenterConfig(Section):
         Raises:
             InvalidConfig: the content is not valid. The error names the key.
         """
+        document = with_present_keys(document)
         try:
             config = validate(cls, document, None if environment is None else {"environ": environment})
         except InvalidConfig as exc:
-            secret = exc.field.startswith(("tokens.", "api.principals.", "api.token", "catalog_url", "results_url"))
-            raise without_secret(exc) if secret else exc from None
+            secret = ("tokens.", "api.principals.", "api.token", "catalog_url", "results_url")
+            raise exc.changed(lambda e: without_secret(e) if e.field.startswith(secret) else e) from None
         config._require_tokens()
         return config
 
@@ -419,7 +419,8 @@ class CenterConfig(Section):
         merged = {**_from_environment(environment or {}), **(overrides or {})}
         if merged and isinstance(document, Mapping | None):
             document = _with_overrides(dict(document or {}), merged)
-        return cls.from_mapping(document, environment)
+        with naming_places(path) if path is not None else nullcontext():
+            return cls.from_mapping(document, environment)
 
     def edge_access(self) -> dict[str, EdgeAccess]:
         """Returns the entries of `tokens` and `tokens_file` together, by edge.

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import BeforeValidator, SecretStr
 
-from edgewater.model.errors import InvalidConfig
+from edgewater.base.errors import InvalidConfig
 from edgewater.runtime.configuration import Instant, Secret, Section, read_yaml, validate
 
 
@@ -67,6 +67,9 @@ AccessEntry = Annotated[EdgeAccess, BeforeValidator(_access)]
 """The short or the long form of an entry."""
 
 
+File = TypeVar("File", bound=Section)
+
+
 class _TokensFile(Section):
     tokens: dict[str, AccessEntry] = {}
 
@@ -77,22 +80,34 @@ def read_tokens_file(path: Path) -> dict[str, EdgeAccess]:
     Raises:
         InvalidConfig: the file cannot be read or is not valid. The error contains no value of the file.
     """
-    document = read_yaml(path, "tokens_file", secret=True)
-    if document is None:
-        return {}
-    if not isinstance(document, Mapping):
-        raise InvalidConfig("tokens_file", str(path), "a file with a YAML mapping of edge to token")
+    return read_secrets_file(path, "tokens_file", _TokensFile, "tokens", "edge to token").tokens
+
+
+def read_secrets_file(path: Path, field: str, kind: type[File], key: str, mapping: str) -> File:
+    """Reads a YAML mapping by name, such as of tokens. An empty file has no entries.
+
+    Args:
+        field: the key of the configuration that names the file.
+        kind: has the entries in its field `key`.
+        mapping: says what the file maps to what.
+
+    Raises:
+        InvalidConfig: the file cannot be read or is not valid. The error contains no value of the file.
+    """
+    document = read_yaml(path, field, secret=True)
+    if not isinstance(document, Mapping | None):
+        raise InvalidConfig(field, str(path), f"a file with a YAML mapping of {mapping}")
     try:
-        return validate(_TokensFile, {"tokens": {str(edge): entry for edge, entry in document.items()}}).tokens
+        return validate(kind, {key: {str(name): entry for name, entry in (document or {}).items()}})
     except InvalidConfig as exc:
-        within = exc.field.removeprefix("tokens.")
-        raise InvalidConfig("tokens_file", str(path), exc.accepted, _join(f"at {within}", exc.reason)) from None
+
+        def in_file(fault: InvalidConfig) -> InvalidConfig:
+            reason = ", ".join(filter(None, (f"at {fault.field.removeprefix(f'{key}.')}", fault.reason)))
+            return InvalidConfig(field, str(path), fault.accepted, reason)
+
+        raise exc.changed(in_file) from None
 
 
 def without_secret(exc: InvalidConfig) -> InvalidConfig:
     """Returns the same error without the value, which may be a secret."""
     return InvalidConfig(exc.field, "…", exc.accepted, exc.reason)
-
-
-def _join(*reasons: str) -> str:
-    return ", ".join(filter(None, reasons))

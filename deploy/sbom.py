@@ -47,13 +47,14 @@ def jars() -> Iterator[Component]:
     folder = Path(str(package.locate_file("pyspark/jars")))
     bundled = spark_licences(package)
     for jar in sorted(folder.glob("*.jar")):
-        if not any(fnmatch(f"pyspark/jars/{jar.name}", pattern) for pattern in left_out()):
+        if not any(fnmatch(jar.name, pattern) for pattern in left_out()):
             yield _component(jar, bundled, package.version)
 
 
 def left_out() -> list[str]:
-    """What Containerfile.center removes, as patterns below site-packages."""
-    return re.findall(r"(pyspark/jars/\S+)", (ROOT / "deploy" / "Containerfile.center").read_text())
+    """What Containerfile.center removes of Spark's jars, as patterns of names."""
+    lines = (ROOT / "deploy" / "Containerfile.center").read_text().replace("\\\n", " ")
+    return next(line.split(" rm -r ")[1].split() for line in lines.splitlines() if "pyspark/jars && " in line)
 
 
 def spark_licences(package: Distribution) -> dict[str, tuple[str, str]]:

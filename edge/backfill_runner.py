@@ -15,20 +15,20 @@ from contextlib import aclosing
 from edge.core import BackfillEnded, BackfillIngested
 from edge.durability import DurableCore
 from edge.records import Source
-from edgewater.model.errors import InvalidInput
+from edgewater.base.errors import InvalidInput
 from edgewater.wire import QueryRef
 
 log = logging.getLogger(__name__)
 
-PAUSES = 3.0
+PAUSES = 3.0  # limit: the share of the CPU that backfills take, a quarter
 """The pause after a block, as a multiple of the block's time. So a backfill uses at most a quarter of the agent's
 time.
 """
-POLL_S = 0.2
-RETRY_S = 5.0
+POLL_S = 0.2  # limit: how late a new backfill begins
+RETRY_S = 5.0  # limit: attempts to read a source that fails
 MAX_ATTEMPTS = 12
 """The number of attempts to read a source, `RETRY_S` apart. Then its backfill ends without the rest."""
-STALL_S = 60.0
+STALL_S = 60.0  # limit: the wait for an ingestion that does not end
 """A backfill ends if the memory is used up for this long while no frame is unacknowledged."""
 
 Sleep = Callable[[float], Awaitable[None]]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgewater.model.errors import EdgewaterError, InvalidInput, OutdatedState
+from edgewater.base.errors import EdgewaterError, InvalidInput, OutdatedState
 from edgewater.runtime.log_output import configure_logging, log_options
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ BEGINS_ANEW = (
     "the edge continues as a new incarnation, without the records that it has accepted and not shipped, because they"
     " may be counted already; the windows that may lack them state it"
 )
-EXIT_FAILED = 1
-EXIT_BAD_INPUT = 2
+EXIT_FAILED = 1  # format: of exit statuses
+EXIT_BAD_INPUT = 2  # format: of exit statuses
 
 
 @click.group()
@@ -54,7 +54,8 @@ def edge() -> None:
 
 
 def _fail(error: EdgewaterError) -> None:
-    click.echo(f"edgewater: {error}", err=True)
+    for line in error.faults():
+        click.echo(f"edgewater: {line}", err=True)
     # Service managers restart the agent after EXIT_FAILED (such as a full disk), but not after EXIT_BAD_INPUT.
     sys.exit(EXIT_BAD_INPUT if isinstance(error, InvalidInput) else EXIT_FAILED)
 
@@ -170,8 +171,13 @@ def top(agent: str, interval: float, once: bool, as_json: bool) -> None:
 @click.argument("stream")
 @click.option("--records", "-n", type=click.IntRange(1, 100), default=10, show_default=True, help="Records at most.")
 @click.option("--source", default="", help="Only records of sources whose names begin with this text (see `edge top`).")
-@click.option("--wait", type=click.FloatRange(0, 60, min_open=True), default=10.0, show_default=True,
-              help="Seconds to wait for a record.")  # fmt: skip
+@click.option(
+    "--wait",
+    type=click.FloatRange(0, 60, min_open=True),
+    default=10.0,
+    show_default=True,
+    help="Seconds to wait for a record.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def tap(agent: str, stream: str, source: str, records: int, wait: float, as_json: bool) -> None:
     """Show some of the next records of STREAM as a running agent decodes them, and why records are rejected.

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily as Counter
+from prometheus_client.core import GaugeMetricFamily as Gauge
+from prometheus_client.core import Metric
 
+from edge.codecs import CONVERTED
 from edge.durability import DurableCore
 from edge.source_status import SourceStatus
 from edge.sources.lookups import StreamLookups
-from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.base.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.wire import QueryRef
+
+T = TypeVar("T")
+Kind = type[Counter] | type[Gauge]
 
 
 class EdgeCollector:
@@ -42,183 +47,116 @@ class EdgeCollector:
 
     def collect(self) -> Iterable[Metric]:
         core = self._durable.core
-        records = CounterMetricFamily("edgewater_edge_records", "Records read, by stream.", labels=["stream"])
-        watermark = GaugeMetricFamily(
-            "edgewater_edge_watermark_seconds",
-            "Watermark of the stream, event time; no sample before the first record and after the stream has ended.",
-            labels=["stream"],
-        )
-        for name, stream in core.streams.items():
-            records.add_metric([name], stream.records)
-            if MIN_TIME_MS < stream.watermark_ms < MAX_TIME_MS:
-                watermark.add_metric([name], stream.watermark_ms / 1000)
-        yield records
-        yield watermark
+        streams = core.streams.items()
+        yield _family(Counter, "records", "Records read, by stream.", ["stream"], {n: s.records for n, s in streams})
+        text = "Watermark of the stream, event time; no sample before the first record and after the stream has ended."
+        known = {n: s.watermark_ms / 1000 for n, s in streams if MIN_TIME_MS < s.watermark_ms < MAX_TIME_MS}
+        yield _family(Gauge, "watermark_seconds", text, ["stream"], known)
+        yield from CONVERTED.collect()
         yield from self._loss_metrics()
         yield from self._source_metrics()
         yield from self._durability_metrics()
-        held = GaugeMetricFamily(
-            "edgewater_edge_query_bytes",
-            "Memory of a query's open windows, and of what is kept of closed ones; limits.max_query_bytes bounds it.",
-            labels=["query"],
-        )
-        for ref, memory in core.held_memory().items():
-            held.add_metric([ref.name], memory.nbytes)
-        yield held
-        cost = GaugeMetricFamily(
-            "edgewater_edge_query_cost_seconds", "CPU time in which a query processes a record.", labels=["query"]
-        )
-        for ref, record_s in self._costs(core.queries.keys()).items():
-            cost.add_metric([ref.name], record_s)
-        yield cost
+        text = "Memory of a query's open windows, and of what is kept of closed ones; limits.max_query_bytes bounds it."
+        held = {ref.name: memory.nbytes for ref, memory in core.held_memory().items()}
+        yield _family(Gauge, "query_bytes", text, ["query"], held)
+        costs = {ref.name: record_s for ref, record_s in self._costs(core.queries.keys()).items()}
+        text = "CPU time in which a query processes a record."
+        yield _family(Gauge, "query_cost_seconds", text, ["query"], costs)
         for name, (text, value) in self._gauges().items():
-            yield GaugeMetricFamily(f"edgewater_edge_{name}", text, value)
+            yield _family(Gauge, name, text, [], {(): value})
 
     def _loss_metrics(self) -> Iterable[Metric]:
         """Yields the metrics of records and values that were not counted, or not counted as requested."""
-        durable = self._durable
-        yield _counter("dropped_records", "Records not counted in a query, by reason.", ["reason"], durable.state.drops)
-        yield _counter(
-            "function_failures",
-            "Failed calls of user-defined functions in queries; their value is null.",
-            ["function"],
-            durable.state.function_failures,
-        )
-        yield _counter(
-            "skipped_values",
-            "Values that are no records although nothing is wrong with them.",
-            ["stream", "reason"],
-            self._skipped,
-        )
-        yield _counter(
-            "refused",
-            "Pushed requests that were refused and connections that were closed, by reason.",
-            ["reason"],
-            self._refused,
-        )
-        yield CounterMetricFamily(
-            "edgewater_edge_repeated_pushes",
-            "Pushed batches that had been counted before, and were not counted again.",
-            durable.state.pushes.repeated,
-        )
-        losses = {tuple(kind.split("/", 1)): count for kind, count in durable.state.losses.items()}
-        yield _counter("input_losses", "Stated losses of input, by reason.", ["stream", "reason"], losses)
+        state = self._durable.state
+        losses = {tuple(kind.split("/", 1)): count for kind, count in state.losses.items()}
+        text = "Records not counted in a query, by reason."
+        yield _family(Counter, "dropped_records", text, ["reason"], state.drops)
+        text = "Failed calls of user-defined functions in queries; their value is null."
+        yield _family(Counter, "function_failures", text, ["function"], state.function_failures)
+        text = "Values that are no records although nothing is wrong with them."
+        yield _family(Counter, "skipped_values", text, ["stream", "reason"], self._skipped)
+        text = "Pushed requests that were refused and connections that were closed, by reason."
+        yield _family(Counter, "refused", text, ["reason"], self._refused)
+        text = "Pushed batches that had been counted before, and were not counted again."
+        yield _family(Counter, "repeated_pushes", text, [], {(): state.pushes.repeated})
+        yield _family(Counter, "input_losses", "Stated losses of input, by reason.", ["stream", "reason"], losses)
 
     def _durability_metrics(self) -> Iterable[Metric]:
         """Yields the metrics of frames and of recovery."""
-        yield CounterMetricFamily("edgewater_edge_frames", "Frames built.", self._durable.core.next_seq - 1)
-        yield _counter(
-            "refused_frames",
-            "Frames that the center has refused, in whole or in part, by reason.",
-            ["reason"],
-            self._refused_frames,
-        )
-        yield CounterMetricFamily(
-            "edgewater_edge_journal_damaged_records",
-            "Damaged journal records that were skipped.",
-            self._durable.damaged_records,
-        )
-        yield CounterMetricFamily(
-            "edgewater_edge_replay_diverged_frames",
-            "Frames that recovery, on another platform, would have built with other bodies.",
-            len(self._durable.diverged),
-        )
+        durable = self._durable
+        yield _family(Counter, "frames", "Frames built.", [], {(): durable.core.next_seq - 1})
+        text = "Frames that the center has refused, in whole or in part, by reason."
+        yield _family(Counter, "refused_frames", text, ["reason"], self._refused_frames)
+        text = "Damaged journal records that were skipped."
+        yield _family(Counter, "journal_damaged_records", text, [], {(): durable.damaged_records})
+        text = "Frames that recovery, on another platform, would have built with other bodies."
+        yield _family(Counter, "replay_diverged_frames", text, [], {(): len(durable.diverged)})
 
     def _source_metrics(self) -> Iterable[Metric]:
         """Yields the metrics of each entry of ``sources``. An unknown lag has no sample."""
-        statuses, labels = self._sources(), ["stream", "source"]
-        names = [(status.stream, status.source) for status in statuses]
-        records = {name: status.records for name, status in zip(names, statuses, strict=True)}
-        yield _counter("source_records", "Records read, by source, since the agent started.", labels, records)
-        for metric, text, of in (
-            ("rejected_records", "Records that could not be decoded.", attrgetter("rejected")),
-            ("guessed_records", "Records that were counted or left out on a guess.", attrgetter("guessed")),
-        ):
-            by_reason = {
-                (*name, reason): count
-                for name, status in zip(names, statuses, strict=True)
-                for reason, count in of(status).items()
-            }
-            yield _counter(metric, text, [*labels, "reason"], by_reason)
-        gauges: dict[str, tuple[str, Callable[[SourceStatus], float | None]]] = {
-            "source_failing": (
-                "Parts of a source, such as partitions, that cannot be read; /readyz and edge top have the reason.",
-                lambda status: status.failing,
-            ),
-            "source_parts": ("Parts of a source, such as partitions.", lambda status: status.parts),
-            "source_lag_messages": (
-                "Messages that the system has and the agent has not read; no sample if it is unknown.",
-                lambda status: status.lag.messages,
-            ),
-            "source_lag_seconds": (
-                "Age of the oldest message that the agent has not read; no sample if it is unknown.",
-                lambda status: status.lag.seconds,
-            ),
-            "source_behind_seconds": (
-                "How long a source has been read without being found empty; 0 if it waits for input or has ended.",
-                lambda status: status.behind_s,
-            ),
-        }
-        for metric, (text, value) in gauges.items():
-            gauge = GaugeMetricFamily(f"edgewater_edge_{metric}", text, labels=labels)
-            for name, status in zip(names, statuses, strict=True):
-                if (found := value(status)) is not None:
-                    gauge.add_metric(name, found)
-            yield gauge
-        delivery = GaugeMetricFamily(
-            "edgewater_edge_source_delivery",
-            "Always 1: how often a source counts a record if processes crash or connections are lost.",
-            labels=[*labels, "delivery"],
-        )
-        for name, status in zip(names, statuses, strict=True):
-            for each in status.delivery:
-                delivery.add_metric([*name, each], 1)
-        yield delivery
+        statuses, labels = {(s.stream, s.source): s for s in self._sources()}, ["stream", "source"]
+
+        def by_reason(of: Callable[[SourceStatus], Mapping[str, int]]) -> dict[tuple[str, ...], int]:
+            return {(*name, reason): n for name, status in statuses.items() for reason, n in of(status).items()}
+
+        text = "Records read, by source, since the agent started."
+        yield _family_of(Counter, "source_records", text, labels, statuses, lambda s: s.records)
+        text, reasons = "Records that could not be decoded.", [*labels, "reason"]
+        yield _family(Counter, "rejected_records", text, reasons, by_reason(lambda s: s.rejected))
+        text = "Records that were counted or left out on a guess."
+        yield _family(Counter, "guessed_records", text, reasons, by_reason(lambda s: s.guessed))
+        text = "Parts of a source, such as partitions, that cannot be read; /readyz and edge top have the reason."
+        yield _family_of(Gauge, "source_failing", text, labels, statuses, lambda s: s.failing)
+        text = "Parts of a source, such as partitions."
+        yield _family_of(Gauge, "source_parts", text, labels, statuses, lambda s: s.parts)
+        text = "Messages that the system has and the agent has not read; no sample if it is unknown."
+        yield _family_of(Gauge, "source_lag_messages", text, labels, statuses, lambda s: s.lag.messages)
+        text = "Age of the oldest message that the agent has not read; no sample if it is unknown."
+        yield _family_of(Gauge, "source_lag_seconds", text, labels, statuses, lambda s: s.lag.seconds)
+        text = "How long a source has been read without being found empty; 0 if it waits for input or has ended."
+        yield _family_of(Gauge, "source_behind_seconds", text, labels, statuses, lambda s: s.behind_s)
+        text = "Always 1: how often a source counts a record if processes crash or connections are lost."
+        delivery = {(*name, each): 1 for name, status in statuses.items() for each in status.delivery}
+        yield _family(Gauge, "source_delivery", text, [*labels, "delivery"], delivery)
 
 
 class LookupCollector:
     """A Prometheus collector of the lookups of an agent."""
 
     def __init__(self, lookups: Iterable[StreamLookups]) -> None:
-        self._lookups = [lookup for stream in lookups for lookup in stream.lookups]
+        self._lookups = {(each.stream, each.config.file): each for stream in lookups for each in stream.lookups}
 
     def collect(self) -> Iterable[Metric]:
         if not self._lookups:
             return
-        labels = ["stream", "file"]
-        rows = GaugeMetricFamily("edgewater_edge_lookup_rows", "Rows of the version in use.", labels=labels)
-        rejected = GaugeMetricFamily(
-            "edgewater_edge_lookup_rejected_rows", "Rows of the version in use that are left out.", labels=labels
-        )
-        loaded = GaugeMetricFamily(
-            "edgewater_edge_lookup_loaded_timestamp_seconds",
-            "Time at which the version in use was loaded.",
-            labels=labels,
-        )
-        failed = GaugeMetricFamily(
-            "edgewater_edge_lookup_failed", "1 while the newest version of the file cannot be loaded.", labels=labels
-        )
-        unmatched = CounterMetricFamily(
-            "edgewater_edge_lookup_unmatched", "Records with a key that no row has.", labels=labels
-        )
-        for lookup in self._lookups:
-            at = [lookup.stream, lookup.config.file]
-            rows.add_metric(at, lookup.rows)
-            rejected.add_metric(at, lookup.rejected_rows)
-            if lookup.loaded_ms is not None:
-                loaded.add_metric(at, lookup.loaded_ms / 1000)
-            failed.add_metric(at, float(lookup.failure is not None))
-            unmatched.add_metric(at, lookup.unmatched)
-        yield from (rows, loaded, failed, unmatched)
+        labels, each = ["stream", "file"], self._lookups
+        yield _family_of(Gauge, "lookup_rows", "Rows of the version in use.", labels, each, lambda k: k.rows)
+        text = "Rows of the version in use that are left out."
+        yield _family_of(Gauge, "lookup_rejected_rows", text, labels, each, lambda k: k.rejected_rows)
+        text = "Time at which the version in use was loaded."
+        loaded = {name: k.loaded_ms / 1000 for name, k in each.items() if k.loaded_ms is not None}
+        yield _family(Gauge, "lookup_loaded_timestamp_seconds", text, labels, loaded)
+        text = "1 while the newest version of the file cannot be loaded."
+        yield _family_of(Gauge, "lookup_failed", text, labels, each, lambda k: float(k.failure is not None))
+        text = "Records with a key that no row has."
+        yield _family_of(Counter, "lookup_unmatched", text, labels, each, lambda k: k.unmatched)
 
 
-def _counter(name: str, text: str, labels: list[str], counts: Mapping[Any, int]) -> CounterMetricFamily:
-    """Returns the counter ``edgewater_edge_<name>``.
+def _family_of(
+    kind: Kind, name: str, text: str, labels: list[str], each: Mapping[Any, T], value: Callable[[T], Any]
+) -> Metric:
+    """Returns a metric with a sample for each object whose value is known."""
+    found = {at: value(of) for at, of in each.items()}
+    return _family(kind, name, text, labels, {at: known for at, known in found.items() if known is not None})
+
+
+def _family(kind: Kind, name: str, text: str, labels: list[str], values: Mapping[Any, float]) -> Metric:
+    """Returns the metric ``edgewater_edge_<name>``.
 
     Args:
-        counts: by the value of the only label, or by a tuple of the labels' values.
+        values: by the value of the only label, or by a tuple of the labels' values.
     """
-    family = CounterMetricFamily(f"edgewater_edge_{name}", text, labels=labels)
-    for values, count in counts.items():
-        family.add_metric([values] if isinstance(values, str) else list(values), count)
+    family = kind(f"edgewater_edge_{name}", text, labels=labels)
+    for at, value in values.items():
+        family.add_metric([at] if isinstance(at, str) else list(at), value)
     return family

@@ -7,11 +7,11 @@ configuration, such as a column that is always empty or a disorder bound that is
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -19,26 +19,27 @@ import pyarrow as pa
 
 from edge.codecs import DAY_MS
 from edge.config import EdgeConfig, FileConfig, PackageSourceConfig, SourceConfig, StreamConfig
+from edge.durability import IDENTITY, load_identity
 from edge.query_preview import QueryPreview
 from edge.records import Decoded, Rejection, Rejections
 from edge.source_kinds import SourceContext
 from edge.sources import build_source, check_package, file_opener, package_sources
 from edge.sources.files import matching_files
 from edge.sources.lookups import StreamLookups, load_table, open_lookups
-from edgewater.model.errors import InvalidConfig, InvalidInput, InvalidQuery
-from edgewater.model.quantities import format_duration
+from edgewater.base.errors import InvalidConfig, InvalidInput, InvalidQuery, StorageError, did_you_mean
+from edgewater.base.quantities import format_duration
+from edgewater.base.streams import TIME_COLUMN, Delivery
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import TIME_COLUMN, Delivery
 
-MAX_FILES = 3
-MAX_RECORDS_PER_FILE = 50_000
-MAX_RECORDS_PER_BROKER = 1_000
+MAX_FILES = 3  # limit: the time of a check
+MAX_RECORDS_PER_FILE = 50_000  # limit: the time of a check
+MAX_RECORDS_PER_BROKER = 1_000  # limit: the time of a check
 Add = Callable[[pa.RecordBatch], None]
 """Takes a batch of decoded records."""
 OK_ADVISED = "ok, but see the advice above"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SourceReport:
     """The findings in the beginning of one source.
 
@@ -48,8 +49,11 @@ class SourceReport:
         records: number of valid records read.
         nbytes: bytes of input read, decompressed.
         first_ms, last_ms: least and greatest event time; None if there was no valid record.
+        newest_ms: the newest event time of the sample; None at its beginning. Disorder is measured within a sample.
         disorder_ms: the largest lag of a record behind the newest earlier record.
-        rejected: rejected records, by reason.
+        only_midnights: whether each event time is a midnight.
+        empty_columns: the columns that are null in all records.
+        rejections: rejected records.
         problems: faults that stop the source or lose records.
         advice: likely mistakes that do not stop the source.
         delivery: how often a record of the source counts after crashes and lost connections; None if the source cannot
@@ -58,16 +62,52 @@ class SourceReport:
 
     source: str
     files: int = 0
+    facts: tuple[str, ...] = ()
     records: int = 0
     nbytes: int = 0
     first_ms: int | None = None
     last_ms: int | None = None
+    newest_ms: int | None = None
     disorder_ms: int = 0
-    rejected: tuple[Rejection, ...] = ()
+    only_midnights: bool = True
+    empty_columns: set[str] = field(default_factory=set)
+    rejections: Rejections = field(default_factory=Rejections)
     problems: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
     delivery: Delivery | None = None
-    facts: tuple[str, ...] = ()
+
+    @property
+    def rejected(self) -> tuple[Rejection, ...]:
+        return self.rejections.as_tuple()
+
+    def add(self, decoded: Decoded) -> None:
+        """Adds the records of a block."""
+        batch = decoded.batch
+        self.rejections.extend(decoded.rejected)
+        if not batch.num_rows:
+            return
+        if self.records == 0:
+            self.empty_columns = set(batch.schema.names)
+        self.records += batch.num_rows
+        self.empty_columns -= {n for n in batch.schema.names if batch.column(n).null_count < batch.num_rows}
+        times = batch.column(TIME_COLUMN).to_numpy()
+        least, greatest = int(times.min()), int(times.max())
+        self.first_ms = least if self.first_ms is None else min(self.first_ms, least)
+        self.only_midnights &= not (times % DAY_MS).any()
+        self.last_ms = greatest if self.last_ms is None else max(self.last_ms, greatest)
+        newest = np.maximum.accumulate(np.maximum(times, least if self.newest_ms is None else self.newest_ms))
+        self.disorder_ms = max(self.disorder_ms, int((newest - times).max()))
+        self.newest_ms = int(newest[-1])
+
+    def finish(self, stream: StreamConfig, nothing: str) -> SourceReport:
+        """Adds what follows from all records. `nothing` is the reason why there may be none."""
+        if self.records == 0 and not self.problems:
+            if self.rejections.count:
+                self.problems = ("every record that was read is rejected",)
+            else:
+                self.advice = (*self.advice, f"no record was read: {nothing}")
+        self.advice = (*self.advice, *_advice(stream, self))
+        return self
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -94,7 +134,7 @@ class StreamReport:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckReport:
+class PreflightReport:
     """The outcome of a check.
 
     Attributes:
@@ -160,7 +200,7 @@ def _source_lines(source: SourceReport) -> Iterator[str]:
 
 def check(
     config: EdgeConfig, now_ms: Callable[[], int], *, connects: bool = True, query: QuerySpec | None = None
-) -> CheckReport:
+) -> PreflightReport:
     """Checks a configuration against the files and the brokers that it names. Reads some records, and writes nothing.
 
     Args:
@@ -180,25 +220,23 @@ def check(
             *([preview.add] if preview is not None and query is not None and query.stream == name else []),
         ]
         add = _each(adds)
+        context = SourceContext(name, stream.record_schema, now_ms)
         reports: list[SourceReport] = []
         for number, source in enumerate(stream.sources):
             if source.package is None:
                 reports.append(_check_source(stream, source, now_ms(), add))
             else:
                 path = f"streams.{name}.sources.{number}.{source.package.kind}"
-                context = SourceContext(name, stream.record_schema, now_ms)
                 taken = {report.source for report in reports}
                 reports.append(_check_package_source(path, stream, source.package, context, taken, connects, add))
-        deliveries = [_delivery(name, stream, source, now_ms) for source in stream.sources]
         time = stream.record_schema.time
         facts = (
             (f"a time without a zone is in {time.zone} (time.zone)",) if time.is_text and "%z" not in time.unit else ()
         )
-        with_deliveries = (
-            replace(r, delivery=d, facts=(*r.facts, *facts)) for r, d in zip(reports, deliveries, strict=True)
-        )
-        streams.append(StreamReport(name, tuple(with_deliveries), tuple(keys.advice())))
-    return CheckReport(config.edge, tuple(streams), tuple(problems), preview)
+        for report, source in zip(reports, stream.sources, strict=True):
+            report.delivery, report.facts = _delivery(source, context), (*report.facts, *facts)
+        streams.append(StreamReport(name, tuple(reports), tuple(keys.advice())))
+    return PreflightReport(config.edge, tuple(streams), tuple(problems), preview)
 
 
 def _each(adds: Sequence[Add]) -> Add:
@@ -233,7 +271,8 @@ class _LookupKeys:
 def _preview(config: EdgeConfig, query: QuerySpec, now_ms: Callable[[], int]) -> QueryPreview:
     stream = config.streams.get(query.stream)
     if stream is None:
-        raise InvalidQuery("from", query.stream, f"one of the streams {', '.join(config.streams)}")
+        near = did_you_mean(query.stream, config.streams).lstrip(", ")
+        raise InvalidQuery("from", query.stream, f"one of the streams {', '.join(config.streams)}", near)
     joined = open_lookups(query.stream, stream, now_ms)
     # A lookup that cannot be loaded is reported as a separate problem. Its columns are null here.
     return QueryPreview(query, stream.stream_columns, joined.join_loaded)
@@ -270,22 +309,19 @@ def _check_package_source(
         return SourceReport(name, problems=(f"{path}: the check failed: {type(exc).__name__}",))
     if found is None:
         return SourceReport(name)
-    findings = _Findings(problems=[*found.problems])
+    report = SourceReport(name, facts=found.facts, problems=found.problems, advice=found.advice, nbytes=found.nbytes)
     for sample in found.samples:
-        findings.newest_ms = None  # disorder is measured within a sample
-        findings.add(sample)
+        report.newest_ms = None
+        report.add(sample)
         add(sample.batch)
-    findings.nbytes = found.nbytes
-    return _report(
-        name, stream, findings, facts=found.facts, advice=found.advice, nothing=f"{name} has none now; check its names"
-    )
+    return report.finish(stream, f"{name} has none now; check its names")
 
 
-def _delivery(name: str, stream: StreamConfig, source: SourceConfig, now_ms: Callable[[], int]) -> Delivery | None:
+def _delivery(source: SourceConfig, context: SourceContext) -> Delivery | None:
     if source.package is None:
-        return build_source(name, source, stream.record_schema, now_ms=now_ms, sleep=asyncio.sleep).delivery
+        return build_source(source, context).delivery
     with contextlib.suppress(Exception):  # the report has the reason
-        for each in package_sources(source.package, SourceContext(name, stream.record_schema, now_ms)):
+        for each in package_sources(source.package, context):
             return each.delivery
     return None
 
@@ -295,6 +331,14 @@ def _edge_problems(config: EdgeConfig) -> Iterator[str]:
     existing = next(path for path in (state, *state.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         yield f"state_dir: {config.state_dir}: {existing} is not a writable directory"
+    if (free := shutil.disk_usage(existing).free) < config.limits.max_pending_bytes:
+        need = f"expected at least limits.max_pending_bytes, {config.limits.max_pending_bytes}"
+        yield f"state_dir: {config.state_dir}: {free} bytes are free; {need}"
+    if (state / IDENTITY).exists():
+        try:
+            load_identity(state, dict)
+        except StorageError as exc:
+            yield f"state_dir: {exc}"
     tls = config.center.tls
     for key in ("ca", "cert", "key") if tls is not None else ():
         path = getattr(tls, key)
@@ -308,102 +352,37 @@ def _check_source(stream: StreamConfig, source: SourceConfig, now_ms: int, add: 
     return SourceReport("stdin" if source.stdin is not None else "http")
 
 
-@dataclass(slots=True)
-class _Findings:
-    records: int = 0
-    nbytes: int = 0
-    first_ms: int | None = None
-    last_ms: int | None = None
-    newest_ms: int | None = None
-    disorder_ms: int = 0
-    only_midnights: bool = True
-    rejections: Rejections = field(default_factory=Rejections)
-    problems: list[str] = field(default_factory=list)
-    empty_columns: set[str] = field(default_factory=set)
-
-    def add(self, decoded: Decoded) -> None:
-        batch = decoded.batch
-        self.rejections.extend(decoded.rejected)
-        if not batch.num_rows:
-            return
-        if self.records == 0:
-            self.empty_columns = set(batch.schema.names)
-        self.records += batch.num_rows
-        self.empty_columns -= {n for n in batch.schema.names if batch.column(n).null_count < batch.num_rows}
-        self._add_times(batch)
-
-    def _add_times(self, batch: pa.RecordBatch) -> None:
-        times = batch.column(TIME_COLUMN).to_numpy()
-        least, greatest = int(times.min()), int(times.max())
-        self.first_ms = least if self.first_ms is None else min(self.first_ms, least)
-        self.only_midnights &= not (times % DAY_MS).any()
-        self.last_ms = greatest if self.last_ms is None else max(self.last_ms, greatest)
-        newest = np.maximum.accumulate(np.maximum(times, least if self.newest_ms is None else self.newest_ms))
-        self.disorder_ms = max(self.disorder_ms, int((newest - times).max()))
-        self.newest_ms = int(newest[-1])
-
-
 def _check_files(stream: StreamConfig, file: FileConfig, now_ms: int, add: Add) -> SourceReport:
     name = f"file {file.path} ({file.format})"
     paths = matching_files(file.path)
     if not paths and not file.follow:
         return SourceReport(name, problems=("no file matches the path; expected one, or follow: true",))
-    findings = _Findings()
+    report = SourceReport(name, len(paths))
     for path in paths[:MAX_FILES]:
         try:
-            _read_beginning(path, file, stream, findings, now_ms, add)
+            _read_beginning(path, file, stream, report, now_ms, add)
         except (InvalidInput, OSError) as exc:
-            findings.problems.append(str(exc))
-    nothing = "the files are empty" if paths else "no file matches the path yet; check it"
-    return _report(name, stream, findings, files=len(paths), nothing=nothing)
-
-
-def _report(
-    name: str,
-    stream: StreamConfig,
-    findings: _Findings,
-    *,
-    files: int = 0,
-    facts: tuple[str, ...] = (),
-    advice: tuple[str, ...] = (),
-    nothing: str,
-) -> SourceReport:
-    if findings.records == 0 and findings.rejections.count and not findings.problems:
-        findings.problems.append("every record that was read is rejected")
-    if findings.records == 0 and not findings.rejections.count and not findings.problems:
-        advice = (*advice, f"no record was read: {nothing}")
-    return SourceReport(
-        name,
-        files=files,
-        records=findings.records,
-        nbytes=findings.nbytes,
-        first_ms=findings.first_ms,
-        last_ms=findings.last_ms,
-        disorder_ms=findings.disorder_ms,
-        rejected=findings.rejections.as_tuple(),
-        problems=tuple(findings.problems),
-        advice=(*advice, *_advice(stream, findings)),
-        facts=facts,
-    )
+            report.problems = (*report.problems, str(exc))
+    return report.finish(stream, "the files are empty" if paths else "no file matches the path yet; check it")
 
 
 def _read_beginning(
-    path: str, file: FileConfig, stream: StreamConfig, findings: _Findings, now_ms: int, add: Add
+    path: str, file: FileConfig, stream: StreamConfig, report: SourceReport, now_ms: int, add: Add
 ) -> None:
     reader = file_opener(file, stream.record_schema)(path, None)
-    findings.newest_ms = None  # disorder is measured within a file, because files are read in name order
+    report.newest_ms = None  # files are read in the order of their names
     read = 0
     try:
         while read < MAX_RECORDS_PER_FILE and (piece := reader.next(True, now_ms)) is not None:
-            findings.add(piece.decoded)
+            report.add(piece.decoded)
             add(piece.decoded.batch)
-            findings.nbytes += piece.nbytes
+            report.nbytes += piece.nbytes
             read += piece.decoded.batch.num_rows + 1
     finally:
         reader.close()
 
 
-def _advice(stream: StreamConfig, findings: _Findings) -> Iterator[str]:
+def _advice(stream: StreamConfig, findings: SourceReport) -> Iterator[str]:
     if findings.records and findings.only_midnights and stream.time.time_of_day is None:
         yield (
             f"time.column {stream.time.column}: every event time is a midnight, such as {_iso(findings.first_ms)}: a"

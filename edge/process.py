@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
-CLOCK_STEP_S = 1.0
+CLOCK_STEP_S = 1.0  # limit: the skew of a clock that is not reported
 """In seconds. If the offset of the wall clock from the elapsed time changes by more than this, the change is a step."""
-CLOCK_STEP_CONFIRMED_S = 60.0
+CLOCK_STEP_CONFIRMED_S = 60.0  # limit: reports of a step that is taken back
 """A step takes effect when the wall clock has kept it for this long, in seconds."""
 
 

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from edgewater.base.streams import TIME_COLUMN
+from edgewater.base.timestamps import rfc3339
 from edgewater.model.key_texts import key_text
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import TIME_COLUMN
-from edgewater.model.timestamps import rfc3339
 from edgewater.synopses import IntArray
 from edgewater.synopses.key_table import KeyTable
 
-SHOWN_RECORDS = 3
-SHOWN_GROUPS = 10
-MAX_TEXT = 80
+SHOWN_RECORDS = 3  # limit: lines of output
+SHOWN_GROUPS = 10  # limit: lines of output
+MAX_TEXT = 80  # limit: length of a line of output
 
 
 class QueryPreview:
@@ -46,7 +46,7 @@ class QueryPreview:
     def add(self, batch: pa.RecordBatch) -> None:
         """Adds decoded records. Raises StorageError if the file of a lookup is not loaded."""
         self.read += batch.num_rows
-        batch = self._join(batch)
+        batch = self._bound.joined(self._join(batch))
         if self._bound.where is not None:
             batch = batch.filter(self._bound.where.array(batch))
         if not batch.num_rows:

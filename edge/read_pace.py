@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from edge.core import EdgeCore
 from edge.records import COALESCE_S
-from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.base.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.model.windows import window_ends
 
-LONGEST_WAIT_S = 0.25
-WAIT_SHARE = 0.1
+LONGEST_WAIT_S = 1.0  # limit: the delay of records that wait for others
+SHORTER_WAIT_S = 0.25  # limit: records that a crash loses, and error at a deadline
+"""The longest wait of records that cannot be read again: until they are in the journal, a crash loses them. And of
+those of a staleness budget: their groups leave all the time, in small frames, and what waits is not among them."""
+WAIT_SHARE = 0.1  # limit: the delay, as a share of the shortest window
 """The largest part of the shortest window for which records wait."""
 MOST_WAITING = 4_096
 """If a batch has more records, its source waits half as long, because the fixed cost of the batch is small."""
@@ -46,7 +49,9 @@ class ReadPace:
         if clock is None or any(pipeline.monitor is not None for pipeline in queries):
             return COALESCE_S
         watermark_ms = state.source_watermark_ms(source)
-        longest_s = self._longest_wait_s.get(stream, COALESCE_S)
+        may_wait = source in state.replayable and not any(p.store.policy.may_omit for p in queries)
+        most_s = LONGEST_WAIT_S if may_wait else SHORTER_WAIT_S
+        longest_s = min(self._longest_wait_s.get(stream, COALESCE_S), most_s)
         for pipeline in queries:
             window = pipeline.spec.window
             every_ms, first_end_ms = window_ends(window) or (window.slice_ms, window.origin_ms)

@@ -17,9 +17,9 @@ from edge.codecs import RecordSchema
 from edge.records import Chunk, Decoded, Position, Rejection, UnrepeatableSource
 from edge.series import SeriesMemory, SeriesUpdate
 from edge.utilization import ActivityMarker, no_marker
-from edgewater.model.streams import Delivery
+from edgewater.base.streams import Delivery
 
-LOOK_S = 0.25
+LOOK_S = 0.25  # limit: how late an idle source is noticed
 """The interval, in seconds, at which a source without requests is recorded as having nothing to read."""
 
 Decompress = Callable[[bytes, int], bytes]

@@ -7,6 +7,7 @@ arrival time, against which event times are validated.
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -17,26 +18,28 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from edge.series import SeriesUpdate
-from edgewater.model.errors import StorageError
-from edgewater.model.streams import Delivery
+from edgewater.base.errors import StorageError
+from edgewater.base.streams import Delivery
 from edgewater.wire import DropReason
 
 IntArray = npt.NDArray[np.int64]
 Position = dict[str, Any]
 """A place in a source. It is serialisable as JSON, and only the source that made it interprets it."""
 
-MAX_EXAMPLE_CHARACTERS = 200
+MAX_EXAMPLE_CHARACTERS = 200  # limit: length of an example in messages
 MAX_SPANS = 256
 """The largest number of time spans for the records of a block that were rejected for one reason."""
-SPAN_UNITS_MS = (1, 1_000, 60_000, 3_600_000)
+SPAN_UNITS_MS = (1, 1_000, 60_000, 3_600_000)  # format: units of time
 """Lengths of time spans for rejected records. A block uses the smallest length with at most `MAX_SPANS` spans."""
-MAX_CHUNK_ROWS = 65_536
-BLOCK_BYTES = 1 << 22
-SHORT_READ_BYTES = 1 << 16
+MAX_VALUES = 64
+"""The largest number of values of the column `rejects.by` in the rejections of a block. Others are not told apart."""
+MAX_CHUNK_ROWS = 65_536  # limit: memory of a batch
+BLOCK_BYTES = 1 << 22  # limit: memory of a block
+SHORT_READ_BYTES = 1 << 16  # format: capacity of a pipe
 """A read shorter than this (the capacity of a pipe) has reached the end of input that is still being written. After a
 longer wait than `COALESCE_S`, the limit for a file grows in proportion to the wait.
 """
-COALESCE_S = 0.02
+COALESCE_S = 0.02  # limit: the delay of a record in a source
 """The least time, in seconds, between two short reads of a source, so that their input is decoded together. Without it,
 every line would become a batch, and a source would never be idle.
 """
@@ -108,6 +111,7 @@ class Rejection:
             are in no span.
         around: the first event time of the valid records in the same input, and the time after the last; None if there
             are none.
+        only: the column `rejects.by` and its value in all of the records, as a JSON object; empty if it is not known.
     """
 
     reason: str
@@ -116,17 +120,21 @@ class Rejection:
     message: str
     spans: tuple[tuple[int, int, int], ...] = ()
     around: tuple[int, int] | None = None
+    only: str = ""
 
     def parts(self) -> Iterator[RejectedRecords]:
         """Yields the records by event time. Records whose event time cannot be read come last."""
+        first = truncate_example(f"{self.only}: {self.message}") if self.only else ""
         for from_ms, to_ms, records in self.spans:
-            yield RejectedRecords(self.reason, records, from_ms, to_ms, is_timed=True)
+            yield RejectedRecords(self.reason, records, from_ms, to_ms, is_timed=True, only=self.only, first=first)
         untimed = self.count - sum(records for _, _, records in self.spans)
         if untimed:
-            yield RejectedRecords(self.reason, untimed, *(self.around or (None, None)))
+            start_ms, end_ms = self.around or (None, None)
+            yield RejectedRecords(self.reason, untimed, start_ms, end_ms, only=self.only, first=first)
 
     def to_json(self) -> dict[str, object]:
-        return {"reason": self.reason, "count": self.count, "example": self.example, "message": self.message}
+        only = {"only": json.loads(self.only)} if self.only else {}
+        return {"reason": self.reason, "count": self.count, "example": self.example, "message": self.message, **only}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +145,8 @@ class RejectedRecords:
         reason: a `RejectionReason`.
         from_ms, to_ms: the range [from_ms, to_ms) of the records' event times; None if unknown.
         is_timed: whether the event times have been read. If not, the range is from the valid records of the same input.
+        only: as in `Rejection`.
+        first: what was wrong with the first record; empty if `only` is.
     """
 
     reason: str
@@ -144,33 +154,36 @@ class RejectedRecords:
     from_ms: int | None = None
     to_ms: int | None = None
     is_timed: bool = False
+    only: str = ""
+    first: str = ""
 
 
 class Rejections:
-    """Accumulates rejections: one entry per reason, with the first example."""
+    """Accumulates rejections: one entry per reason and value of the column `rejects.by`, with the first example."""
 
     def __init__(self, initial: Iterable[Rejection] = ()) -> None:
-        self._by_reason: dict[str, Rejection] = {}
-        self._spans: dict[str, list[IntArray]] = {}
+        self._entries: dict[tuple[str, str], Rejection] = {}
+        self._spans: dict[tuple[str, str], list[IntArray]] = {}
         self._around: tuple[int, int] | None = None
         self.extend(initial)
 
-    def add(self, reason: str, example: str | bytes, message: str, count: int = 1) -> None:
+    def add(self, reason: str, example: str | bytes, message: str, count: int = 1, only: str = "") -> None:
         if count:
-            self.extend([Rejection(str(reason), count, truncate_example(example), message)])
+            self.extend([Rejection(str(reason), count, truncate_example(example), message, only=only)])
 
     def extend(self, rejections: Iterable[Rejection]) -> None:
         for new in rejections:
-            known = self._by_reason.get(new.reason)
-            self._by_reason[new.reason] = new if known is None else replace(known, count=known.count + new.count)
+            key = new.reason, self.told(new.reason, new.only)
+            known = self._entries.get(key, replace(new, count=0, only=key[1]))
+            self._entries[key] = replace(known, count=known.count + new.count)
             if new.spans:
-                self._spans.setdefault(new.reason, []).append(np.array(new.spans, np.int64))
+                self._spans.setdefault(key, []).append(np.array(new.spans, np.int64))
             if new.around is not None:
                 first, end = self._around or new.around
                 self._around = min(first, new.around[0]), max(end, new.around[1])
 
-    def add_times(self, reason: str, times_ms: IntArray, until_ms: IntArray | None = None) -> None:
-        """Adds the event times of rejected records with this reason, as far as the times can be read.
+    def add_times(self, reason: str, times_ms: IntArray, until_ms: IntArray | None = None, only: str = "") -> None:
+        """Adds the event times of rejected records that have been added, as far as the times can be read.
 
         Args:
             until_ms: each record is in [times_ms, until_ms); None: at `times_ms`.
@@ -178,27 +191,32 @@ class Rejections:
         if len(times_ms):
             until_ms = times_ms + 1 if until_ms is None else until_ms
             each = np.stack([times_ms, until_ms, np.ones_like(times_ms)], axis=1)
-            self._spans.setdefault(str(reason), []).append(each)
+            self._spans.setdefault((str(reason), self.told(reason, only)), []).append(each)
+
+    def told(self, reason: str, only: str) -> str:
+        """Returns `only`, or an empty text if there are too many values to tell records with this one apart."""
+        is_known = (str(reason), only) in self._entries or len(self._entries) < MAX_VALUES
+        return only if is_known else ""
 
     def place(self, earliest_ms: int, latest_ms: int, valid_ms: IntArray) -> None:
         """Removes implausible event times. Stores the range of the valid records' event times."""
-        for reason, parts in self._spans.items():
+        for key, parts in self._spans.items():
             kept = [p[(p[:, 1] > earliest_ms) & (p[:, 0] <= latest_ms)] for p in parts]
             for spans in kept:
                 np.clip(spans[:, :2], earliest_ms, latest_ms + 1, out=spans[:, :2])
-            self._spans[reason] = kept
-        if self._by_reason and len(valid_ms):
+            self._spans[key] = kept
+        if self._entries and len(valid_ms):
             self._around = int(valid_ms.min()), int(valid_ms.max()) + 1
 
     def as_tuple(self) -> tuple[Rejection, ...]:
         return tuple(
-            replace(r, spans=_few_spans(self._spans.get(reason, ())), around=self._around)
-            for reason, r in self._by_reason.items()
+            replace(r, spans=_few_spans(self._spans.get(key, ())), around=self._around)
+            for key, r in self._entries.items()
         )
 
     @property
     def count(self) -> int:
-        return sum(r.count for r in self._by_reason.values())
+        return sum(r.count for r in self._entries.values())
 
 
 def _few_spans(parts: Sequence[IntArray]) -> tuple[tuple[int, int, int], ...]:

@@ -21,16 +21,16 @@ IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
 
-KEY_BYTES = 16
-FORGET_NS = 86_400 * 10**9
+KEY_BYTES = 16  # derived: of 2^40 series, two have one key with a probability below 2^-48
+FORGET_NS = 86_400 * 10**9  # limit: memory of series that have ended
 """When the memory is full, series without a point for this time are removed."""
-_ENDED = -1
+_ENDED = -1  # format: no row
 """The start of a remembered point after which the end of its series was reported."""
 _KIND = "series"
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class Points:
     """Points of cumulative series, in any order. All arrays have the length of `keys`.
 
     Attributes:
@@ -70,7 +70,7 @@ class SeriesUpdate:
         forget_before_ns: other series whose last point is earlier than this time are removed.
     """
 
-    last: Totals
+    last: Points
     since_ns: int
     forget_before_ns: int = 0
 
@@ -90,7 +90,7 @@ class Increments:
     Attributes:
         counts: whether the point has an increment. A point that is rejected, late or repeated has none. The first point
             of a series also has none if its total may have begun before the memory.
-        bits, is_int, extra: the increments, in the form of `Totals`.
+        bits, is_int, extra: the increments, in the form of `Points`.
         out_of_order: whether the point is rejected, because it is late and has another start, or because another point
             has the same time and another total. Probably two processes send the same series.
         guesses: masks of the points whose increments, or whose lack of increments, are assumed.
@@ -137,7 +137,7 @@ class SeriesMemory:
         return len(self._rows)
 
     def increments(
-        self, points: Totals, now_ns: int, max_series: int, ended: Mapping[bytes, Sequence[int]] | None = None
+        self, points: Points, now_ns: int, max_series: int, ended: Mapping[bytes, Sequence[int]] | None = None
     ) -> Increments:
         """Returns the increments of points. Changes nothing. O(n log n).
 
@@ -177,7 +177,7 @@ class SeriesMemory:
         rows = np.array([self._rows.get(key, -1) for key in keys], np.int64)
         return np.where(rows < 0, -1, self._points(rows).time_ns)
 
-    def _with_ends(self, last: Totals, ended: Mapping[bytes, Sequence[int]]) -> Totals:
+    def _with_ends(self, last: Points, ended: Mapping[bytes, Sequence[int]]) -> Points:
         """Returns the last points of a batch, and the remembered points of further series that have ended."""
         has_end = [max(ended.get(key, (0,))) > t for key, t in zip(last.keys, last.time_ns, strict=True)]
         start_ns = np.where(has_end, _ENDED, 0)
@@ -189,7 +189,7 @@ class SeriesMemory:
             for name in ("time_ns", "bits", "is_int", "extra")
         }
         ends = np.full(len(keys), _ENDED, np.int64)
-        return Totals([*last.keys, *keys], start_ns=np.concatenate([last.start_ns, ends]), **joined)
+        return Points([*last.keys, *keys], start_ns=np.concatenate([last.start_ns, ends]), **joined)
 
     def _numbered(self, keys: Sequence[bytes]) -> tuple[IntArray, dict[bytes, int]]:
         """Returns a number for each point's series, and the new series. The number is the row, or follows all rows for
@@ -203,8 +203,8 @@ class SeriesMemory:
         return np.array(ids, np.int64), new
 
     def _ordered(
-        self, points: Totals, ids: IntArray, in_memory: BoolArray, too_many: BoolArray
-    ) -> tuple[IntArray, Totals, BoolArray, BoolArray, BoolArray]:
+        self, points: Points, ids: IntArray, in_memory: BoolArray, too_many: BoolArray
+    ) -> tuple[IntArray, Points, BoolArray, BoolArray, BoolArray]:
         """Returns (order, previous, has_previous, out_of_order, late).
 
         `order` has the indices of the points that may count, by series and time. `previous` has the point before each
@@ -226,7 +226,7 @@ class SeriesMemory:
         out_of_order[order[repeated & (points.floats[order] != points.floats[order][first])]] = True
         order, follows = order[~repeated], follows[~repeated]
         shifted = np.append(order[:1], order[:-1])
-        previous = Totals(
+        previous = Points(
             (),
             np.where(follows, points.start_ns[shifted], before.start_ns[order]),
             np.where(follows, points.time_ns[shifted], before.time_ns[order]),
@@ -236,7 +236,7 @@ class SeriesMemory:
         )
         return order, previous, follows | in_memory[order], out_of_order, is_late & is_process & ~is_included
 
-    def _points(self, rows: IntArray) -> Totals:
+    def _points(self, rows: IntArray) -> Points:
         """Returns the last points of series by row. Row -1 gives a point with start 0 and time 0."""
 
         def of(column: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
@@ -245,7 +245,7 @@ class SeriesMemory:
             return np.where(rows < 0, np.zeros(1, column.dtype), column[rows])
 
         columns = (self._start_ns, self._time_ns, self._bits, self._is_int, self._extra)
-        return Totals((), *map(of, columns))  # type: ignore[arg-type]
+        return Points((), *map(of, columns))  # type: ignore[arg-type]
 
     def apply(self, update: SeriesUpdate) -> None:
         self.since_ns = update.since_ns
@@ -278,7 +278,7 @@ class SeriesMemory:
     def to_bytes(self) -> bytes:
         """Returns all series. O(n)."""
         every = self._points(np.arange(len(self)))
-        last = Totals(list(self._rows), every.start_ns, every.time_ns, every.bits, every.is_int, every.extra)
+        last = Points(list(self._rows), every.start_ns, every.time_ns, every.bits, every.is_int, every.extra)
         return _pack(last, {"since_ns": self.since_ns})
 
     @classmethod
@@ -290,8 +290,8 @@ class SeriesMemory:
 
 
 def _added(
-    points: Totals, order: IntArray, previous: Totals, has_previous: BoolArray, since_ns: int
-) -> tuple[BoolArray, Totals, dict[DropReason, BoolArray]]:
+    points: Points, order: IntArray, previous: Points, has_previous: BoolArray, since_ns: int
+) -> tuple[BoolArray, Points, dict[DropReason, BoolArray]]:
     """Returns a mask of the points with an increment, the increments, and masks of the guesses. All have the length of
     `points`.
     """
@@ -320,16 +320,16 @@ def _added(
     for reason, at_order in guesses.items():
         guesses[reason] = np.zeros(len(points), np.bool_)
         guesses[reason][order] = at_order
-    return counts, Totals(points.keys, points.start_ns, points.time_ns, bits, is_int, extra), guesses
+    return counts, Points(points.keys, points.start_ns, points.time_ns, bits, is_int, extra), guesses
 
 
-def _take(points: Totals, at: IntArray) -> Totals:
+def _take(points: Points, at: IntArray) -> Points:
     keys = [points.keys[each] for each in at.tolist()]
     columns = (points.start_ns, points.time_ns, points.bits, points.is_int, points.extra)
-    return Totals(keys, *(column[at] for column in columns))  # type: ignore[arg-type]
+    return Points(keys, *(column[at] for column in columns))  # type: ignore[arg-type]
 
 
-def _pack(last: Totals, numbers: dict[str, int]) -> bytes:
+def _pack(last: Points, numbers: dict[str, int]) -> bytes:
     arrays = {
         "start": last.start_ns,
         "time": last.time_ns,
@@ -340,7 +340,7 @@ def _pack(last: Totals, numbers: dict[str, int]) -> bytes:
     return State({**numbers, "count": len(last)}, {"keys": b"".join(last.keys), **arrays}).pack(_KIND)
 
 
-def _unpack(data: bytes) -> tuple[Totals, dict[str, int]]:
+def _unpack(data: bytes) -> tuple[Points, dict[str, int]]:
     state = State.unpack(data, _KIND)
     keys = [state.arrays["keys"][at : at + KEY_BYTES] for at in range(0, state.numbers["count"] * KEY_BYTES, KEY_BYTES)]
-    return Totals(keys, *(state.arrays[name] for name in ("start", "time", "bits", "is_int", "extra"))), state.numbers
+    return Points(keys, *(state.arrays[name] for name in ("start", "time", "bits", "is_int", "extra"))), state.numbers

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel
@@ -18,7 +19,8 @@ from edge.codecs import RecordSchema
 from edge.receivers import Receiver
 from edge.records import CoalesceTime, Decoded, Source, UnrepeatableSource, shortest_wait
 from edge.utilization import ActivityMarker, no_marker
-from edgewater.runtime.plugins import KindLoader
+from edgewater.base.errors import InvalidConfig, installation
+from edgewater.base.plugins import KindLoader
 
 GROUP = "edgewater.sources"
 BUILT_IN = ("file", "stdin", "http")
@@ -50,9 +52,34 @@ class SourceContext:
     idle: ActivityMarker = no_marker
     coalesce_s: CoalesceTime = shortest_wait
 
+    async def wait(self, source: str, seconds: float) -> None:
+        """Sleeps, and marks a source as idle meanwhile."""
+        with self.idle(source):
+            await self.sleep(seconds)
+
+
+class SourceFailed(OSError):
+    """The system of a source cannot be reached, or refuses it, at the moment.
+
+    Attributes:
+        fault: names the option that may be wrong, its value, and the reason.
+    """
+
+    def __init__(self, fault: InvalidConfig) -> None:
+        super().__init__(f"{fault.field} {fault.value}: {fault.reason}")
+        self.fault = fault
+
+
+def require_module(module: str, package: str, extra: str) -> None:
+    """Raises InvalidConfig if the package with a module is not installed. `extra` is the extra that installs it."""
+    try:
+        import_module(module)
+    except ImportError as exc:
+        raise InvalidConfig("", package, f"the package {package}: {installation(extra)}", str(exc)) from exc
+
 
 Item = TypeVar("Item")
-LOOK_S = 2.0
+LOOK_S = 2.0  # limit: how late the end of a source is noticed
 """`next_item` calls `is_empty` again after this time, in seconds."""
 
 
@@ -146,7 +173,7 @@ class SourceKind(Protocol):
             options: an instance of `config`.
 
         Raises:
-            InvalidConfig: the options do not fit the stream.
+            InvalidConfig: the options do not fit the stream. Its field is the path below the kind's key.
         """
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from edge.records import Chunk, Lag, Position, ReportsLag, Source
 from edge.utilization import BusyMeter
-from edgewater.model.streams import Delivery, weaker_than_exactly_once
+from edgewater.base.streams import Delivery, weaker_than_exactly_once
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ MAX_ENTRIES = 200
 OTHERS = "others"
 MAX_POSITIONS = 32
 """The largest number of sources of an entry whose positions are shown."""
-MAX_TEXT = 200
+MAX_TEXT = 200  # limit: size of a status
 READY, FAILING, ENDED = "ready", "failing", "ended"
 
 
@@ -99,11 +99,9 @@ class SourceStates:
         for rejection in chunk.rejected:
             if rejection.reason not in entry.rejected:
                 # Messages and examples may quote records, which can be confidential.
-                log.warning(
-                    "stream %s, source %s: records are rejected: %s; `edgewater edge check` and the log level debug "
-                    "show an example",
-                    entry.stream, source, rejection.reason,
-                )  # fmt: skip
+                where = "`edgewater edge check` and the log level debug show an example"
+                text = "stream %s, source %s: records are rejected: %s; %s"
+                log.warning(text, entry.stream, source, rejection.reason, where)
                 log.debug("stream %s, source %s: %s (%s)", entry.stream, source, rejection.message, rejection.example)
             entry.rejected[rejection.reason] = entry.rejected.get(rejection.reason, 0) + rejection.count
         for guess in chunk.guessed:

@@ -19,11 +19,12 @@ from starlette.routing import Route
 from edge.config import EdgeConfig
 from edge.records import Chunk
 from edge.sources import BearerTokens
+from edgewater.base.errors import did_you_mean
 from edgewater.runtime.problems import problem
 
-MAX_WAITING = 8
-MAX_RECORDS = 100
-MAX_WAIT_S = 60.0
+MAX_WAITING = 8  # limit: requests that wait
+MAX_RECORDS = 100  # limit: size of a reply
+MAX_WAIT_S = 60.0  # limit: how long a request waits
 
 
 class StreamTap:
@@ -81,7 +82,8 @@ def tap_routes(config: EdgeConfig, tap: StreamTap) -> list[Route]:
             return problem(401, "unauthenticated", detail)
         stream = request.path_params["stream"]
         if stream not in tap.streams:
-            return problem(404, "not-found", f"no stream {stream[:100]!r}; streams: {', '.join(tap.streams)}")
+            near = did_you_mean(stream[:100], tap.streams)
+            return problem(404, "not-found", f"no stream {stream[:100]!r}{near}; streams: {', '.join(tap.streams)}")
         asked = {}
         for name, default, most in (("records", 10.0, float(MAX_RECORDS)), ("wait", 10.0, MAX_WAIT_S)):
             text = request.query_params.get(name, str(default))

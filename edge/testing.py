@@ -35,15 +35,15 @@ from edge.core import Configured
 from edge.durability import KIND_NAMES, journal
 from edge.process import now_ms
 from edge.records import Position
+from edgewater.base.streams import Delivery
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import Delivery
 from edgewater.wire import QueryRef
 
 STREAM = "events"
 SECRET = "s3cret-of-the-test"
-TIMEOUT_S = 60.0
-CANCEL_S = 2.0
-IDLE_MS = 1_000
+TIMEOUT_S = 60.0  # limit: the time of a case
+CANCEL_S = 2.0  # limit: the end of a source
+IDLE_MS = 1_000  # limit: the time of a case
 _COUNT = QuerySpec.from_mapping(
     {"name": "n", "from": STREAM, "measures": {"n": "count()"}, "window": {"tumbling": "1h"}}
 )

@@ -18,14 +18,14 @@ from typing import Any
 
 from edgewater.wire import QueryRef
 
-LOOK_S = 2.0
+LOOK_S = 2.0  # limit: how late a source that has become busy is noticed
 """A source that waits for input had nothing to read until this time ago, in seconds: earlier input would have ended its
 wait.
 """
-REFUSED_S = 2.0
+REFUSED_S = 2.0  # limit: how long a refused client counts as input
 """A refused push counts as unread input for this long, in seconds, because its sender repeats it after one second."""
 
-RECENT_RECORDS = 1 << 20
+RECENT_RECORDS = 1 << 20  # limit: how old the measured costs are
 """The cost of a query is the mean over about this many of its last records."""
 
 ActivityMarker = Callable[[str], AbstractContextManager[None]]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,13 @@ import click
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Group
-from rich.live import Live
 from rich.text import Text
 
 from edge.config import load_config
-from edgewater.model.errors import EdgewaterError, InvalidConfig, ProtocolError, plain
+from edgewater.base.errors import EdgewaterError, InvalidConfig, ProtocolError, plain
 from edgewater.runtime.configuration import split_address
 from edgewater.runtime.http_exchange import failure
-from edgewater.runtime.terminal import console, table
+from edgewater.runtime.terminal import console, show_again, table
 
 TOKEN = "EDGEWATER_EDGE_TOKEN"
 PREFIX = "edgewater_edge_"
@@ -147,10 +145,12 @@ def look(client: httpx.Client, address: AgentAddress) -> dict[str, Any]:
     }
 
 
-GAUGES = (
-    "queries", "limited_queries", "backlog_bytes", "pending_bytes", "journal_bytes",
-    "bandwidth_bytes_per_second", "rtt_seconds", "busy_share", "backfill_records", "clock_step_seconds",
-)  # fmt: skip
+GAUGES = tuple(
+    (
+        "queries limited_queries backlog_bytes pending_bytes journal_bytes bandwidth_bytes_per_second rtt_seconds "
+        "busy_share backfill_records clock_step_seconds"
+    ).split()
+)
 
 
 def _reasons(response: httpx.Response) -> list[str]:
@@ -175,26 +175,18 @@ def top(where: str, interval_s: float, once: bool, as_json: bool) -> None:
     """Shows an agent's state once, or until Ctrl-C."""
     address = AgentAddress.of(where)
     with httpx.Client(timeout=10, trust_env=False) as client:
-        state = look(client, address)
         if as_json:
-            click.echo(json.dumps(state))
+            click.echo(json.dumps(look(client, address)))
             return
-        screen = console()
-        if once or not screen.is_terminal:
-            screen.print(_view(state, None, 0.0))
-            return
-        with contextlib.suppress(KeyboardInterrupt), Live(console=screen, screen=True, auto_refresh=False) as live:
-            before, at = state, time.monotonic()
-            live.update(_view(state, None, 0.0), refresh=True)
-            while True:
-                time.sleep(interval_s)
-                try:
-                    state, now = look(client, address), time.monotonic()
-                except EdgewaterError as exc:  # the agent may come back
-                    live.update(Text(plain(exc.message)), refresh=True)
-                    continue
-                live.update(_view(state, before, now - at), refresh=True)
-                before, at = state, now
+        last = list[tuple[Mapping[str, Any], float]]()
+
+        def view() -> Group:
+            before, at = last[0] if last else (None, 0.0)
+            state, now = look(client, address), time.monotonic()
+            last[:] = [(state, now)]
+            return _view(state, before, now - at)
+
+        show_again(view, interval_s, once)
 
 
 def _view(state: Mapping[str, Any], before: Mapping[str, Any] | None, seconds: float) -> Group:
@@ -216,10 +208,12 @@ def _view(state: Mapping[str, Any], before: Mapping[str, Any] | None, seconds: f
     ]
     queries = [_query_row(state, name) for name in sorted(state["query_bytes"])]
     gauges = [(name, "?" if state[name] is None else f"{state[name]:g}") for name in (*GAUGES, "frames")]
+    earlier = {(s["stream"], s["source"]): s["records"] for s in before["sources"]} if before else {}
+    sources = [_source_row(source, earlier, seconds) for source in state["sources"]]
     return Group(
         Text(plain(f"{ready}; {link}{'; retired' if state['retired'] else ''}")),
         table(("stream", "records", "per second", "watermark"), records, "records in"),
-        table(SOURCE_COLUMNS, _source_rows(state["sources"], before["sources"] if before else (), seconds), "sources"),
+        table(list(sources[0]), [list(row.values()) for row in sources], "sources") if sources else Text("no source"),
         table(("kind", "reason", "records"), lost, "not counted, or counted on a guess")
         if lost
         else Text("every record is counted"),
@@ -228,39 +222,28 @@ def _view(state: Mapping[str, Any], before: Mapping[str, Any] | None, seconds: f
     )
 
 
-SOURCE_COLUMNS = (
-    "stream", "source", "state", "per second", "rejected", "guessed", "lag", "lag, s", "position", "delivery",
-)  # fmt: skip
+def _source_row(source: Mapping[str, Any], before: Mapping[tuple[str, str], int], seconds: float) -> dict[str, str]:
+    """Returns the cells of a source, by column."""
+    was, lag = before.get((source["stream"], source["source"])), source["lag"]
+    failing = f"{source['failing']} of {source['parts']} failing" if source["parts"] > 1 else "failing"
+    each = list(source["positions"].values())
+    text = " ".join(f"{name} {value}" for name, value in each[0].items()) if len(each) == 1 else ""
 
+    def reasons(kind: str) -> str:
+        return ", ".join(f"{reason} {n}" for reason, n in source.get(kind, {}).items())
 
-def _source_rows(
-    sources: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]], seconds: float
-) -> list[tuple[str, ...]]:
-    earlier = {(s["stream"], s["source"]): s["records"] for s in before}
-
-    def rate(source: Mapping[str, Any]) -> str:
-        was = earlier.get((source["stream"], source["source"]))
-        return "" if was is None or seconds <= 0 else f"{(source['records'] - was) / seconds:.0f}"
-
-    def state(source: Mapping[str, Any]) -> str:
-        failing = f"{source['failing']} of {source['parts']} failing" if source["parts"] > 1 else "failing"
-        return f"{failing}: {source['reason']}" if source["failing"] else str(source["state"])
-
-    def position(source: Mapping[str, Any]) -> str:
-        each = list(source["positions"].values())
-        text = " ".join(f"{name} {value}" for name, value in each[0].items()) if len(each) == 1 else ""
-        return text or (f"of {source['parts']} parts: --json" if each else "")
-
-    return [
-        (
-            s["stream"], s["source"], state(s), rate(s),
-            *(", ".join(f"{reason} {n}" for reason, n in s.get(kind, {}).items()) for kind in ("rejected", "guessed")),
-            "?" if s["lag"]["messages"] is None else str(s["lag"]["messages"]),
-            "?" if s["lag"]["seconds"] is None else f"{s['lag']['seconds']:.1f}",
-            position(s), ", ".join(s["delivery"]),
-        )
-        for s in sources
-    ]  # fmt: skip
+    return {
+        "stream": source["stream"],
+        "source": source["source"],
+        "state": f"{failing}: {source['reason']}" if source["failing"] else str(source["state"]),
+        "per second": "" if was is None or seconds <= 0 else f"{(source['records'] - was) / seconds:.0f}",
+        "rejected": reasons("rejected"),
+        "guessed": reasons("guessed"),
+        "lag": "?" if lag["messages"] is None else str(lag["messages"]),
+        "lag, s": "?" if lag["seconds"] is None else f"{lag['seconds']:.1f}",
+        "position": text or (f"of {source['parts']} parts: --json" if each else ""),
+        "delivery": ", ".join(source["delivery"]),
+    }
 
 
 QUERY_COLUMNS = ("query", "µs a record", "bytes of open windows")
@@ -272,7 +255,7 @@ def _query_row(state: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def _time(seconds: float | None) -> str:
-    from edgewater.model.timestamps import rfc3339
+    from edgewater.base.timestamps import rfc3339
 
     return "none" if seconds is None else rfc3339(int(seconds * 1000))
 

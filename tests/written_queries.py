@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from edgewater.model.errors import InvalidQuery
+from edgewater.base.errors import InvalidQuery
 from edgewater.model.query import QuerySpec
 
 ROOT = Path(__file__).parents[1]

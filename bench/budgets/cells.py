@@ -12,7 +12,7 @@ import numpy as np
 from bench.budgets.workload import BudgetsSize, work
 from edgewater.model.caching import CacheSpec
 from sim.budgets.experiment import SimulatedPolicy, run
-from sim.budgets.link import LinkModel
+from sim.budgets.link import SimulatedLink
 from sim.budgets.outcome import truth_per_window
 
 BANDWIDTHS = {"low": 1.0, "medium": 3.0, "high": 10.0}
@@ -71,13 +71,14 @@ def measure(cell: Cell) -> dict[str, Any]:
     """Runs a cell; returns its row, with staleness in windows and error relative to the largest value of a group."""
     setting, began = cell.setting, time.process_time()
     workload = work(setting.trace, cell.size)
-    truth = truth_per_window(workload.trace, workload.query(setting.aggregate), "value")
+    truth = truth_per_window(workload.trace, workload.query(setting.aggregate))
     groups = float(np.mean([np.isfinite(w).sum() for w in truth.values()]))
     largest = max(float(np.nanmax(np.abs(w), initial=0.0)) for w in truth.values())
     slots = BANDWIDTHS[setting.bandwidth] * groups / 2.0
-    link = LinkModel(slots * UPDATE_BYTES / (workload.window_ms / 1000.0), bytes_per_update=UPDATE_BYTES)
+    link = SimulatedLink(slots * UPDATE_BYTES / (workload.window_ms / 1000.0), bytes_per_update=UPDATE_BYTES)
     amount = cell.budget * largest if setting.kind == "error" else cell.budget
-    out = run(workload.trace, workload.query(setting.aggregate, setting.kind, amount), link, cell.policy)
+    query = workload.query(setting.aggregate, setting.kind, amount)
+    out = run(workload.trace, [workload.trace], query, link, cell.policy)
     return {
         "trace": setting.trace, "aggregate": setting.aggregate, "bandwidth": setting.bandwidth, "kind": setting.kind,
         "budget": cell.budget, "label": cell.label, "windows": cell.size.windows,

@@ -7,17 +7,22 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 
+from bench.budgets.traces import rhythm, zipf
 from bench.data import DOWNLOADS_WEEK
 from edgewater.model.query import QuerySpec
-from sim.budgets.trace import Trace, cran, rhythm, zipf
+from sim.budgets.trace import Trace
 from sim.demo import data as flights
+from sim.plan.event_times import event_times
+from sim.plan.reader import ColumnSelection, read_files
 
 CRAN_WINDOW_MS = 6 * 3_600_000
 ZIPF_WINDOW_MS = 600_000
 FLIGHTS_WINDOW_MS = 24 * 3_600_000
 FLIGHTS_KEYS = ("carrier", "dest")
+CRAN_KEYS = ("package", "version", "country")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,16 @@ def work(name: str, size: BudgetsSize) -> Work:
         whole = Trace.from_columns(table[flights.TIME].to_numpy(), keys, {"distance": table["distance"]})
         return Work(_first_windows(whole, size.windows, FLIGHTS_WINDOW_MS), "distance", FLIGHTS_WINDOW_MS)
     return Work(_first_windows(cran(size.downloads), size.windows, CRAN_WINDOW_MS), "size", CRAN_WINDOW_MS)
+
+
+def cran(directory: Path) -> Trace:
+    """Returns RStudio's CRAN download logs, in order of time: bytes by package, version and country."""
+    texts = ("date", "time", *CRAN_KEYS)
+    columns = ColumnSelection(dict.fromkeys(("size", *texts), "trace"), texts)
+    table = read_files(sorted(directory.glob("*.csv.gz")), columns, click.echo)
+    times, valid = event_times(table, ("date", "time"), None, click.echo)
+    assert valid.all()
+    return Trace.from_columns(times, {key: table[key] for key in CRAN_KEYS}, {"size": table["size"]})
 
 
 FEW = 50

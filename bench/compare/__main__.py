@@ -28,7 +28,7 @@ SMOKE_BUCKET_BYTES = 1_600
 QUICK_WAYS = ("script-exact", "script-1%", "sample-10%", "error-1%-2s", "staleness-2s")
 MODEL_WAYS = ("exact", "error-1%", "error-1%-2s", "staleness-2s")
 HEADER = ("way", "KiB/s", "windows", "KB on the wire", "p50 s", "p95 s", "error %", "kept", "CPU sites", "CPU center",
-          "site MiB")  # fmt: skip
+          "site MiB", "forecast")  # fmt: skip
 
 
 @click.command()
@@ -134,10 +134,10 @@ def predict(names: Sequence[str], rates: Sequence[float], delay_s: float, bucket
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
         load = _load(Path(scratch), data, windows, 6_000 if data is None else 58_000, 0.0)
-        trace = model.read_trace(load)
+        records = model.read_trace(load)
         for rate in rates:
             link = LinkSettings(rate * 1024 or None, delay_s, bucket)
-            rows += [model.predict(way, load, trace, link, speed) for way in ways]
+            rows += [model.predict(way, load, records, link, speed) for way in ways]
     click.echo(json.dumps(rows, indent=1) if as_json else model.table(rows, known))
 
 
@@ -170,7 +170,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         lines.append((
             row["way"], "∞" if row["kib_s"] is None else f"{row['kib_s']:g}", str(row["windows"]),
             f"{row['bytes'] / 1000:,.0f}", _number(row["p50_s"]), _number(row["p95_s"]), error, kept,
-            f"{row['cpu_sites_s']:.1f}", f"{row['cpu_center_s']:.1f}", f"{row['rss_site_mib']:.0f}",
+            f"{row['cpu_sites_s']:.1f}", f"{row['cpu_center_s']:.1f}", f"{row['rss_site_mib']:.0f}", row["forecast"],
         ))  # fmt: skip
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

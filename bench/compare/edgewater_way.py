@@ -117,6 +117,11 @@ class EdgewaterWay:
         complete = {e["window"]["start"] for _, e in list(self.events) if e["phase"] != "early"}
         return len(complete) >= self.load.windows
 
+    def forecast(self) -> str:
+        """Returns whether the center expects that the values of the query are in time: yes, no or unknown."""
+        reply = httpx.get(f"http://127.0.0.1:{self.api_port}/v1/queries/{self.query['name']}", timeout=60)
+        return str(reply.json()["forecast"]["in_time"])
+
     def answers(self) -> dict[int, WindowAnswer]:
         """Reads, for each window, the answer that a client uses."""
         is_deadline_bound = self.way.deadline_s is not None or "accuracy" in self.way.budget
@@ -142,7 +147,9 @@ class EdgewaterWay:
         table = pa.ipc.open_stream(reply.content).read_all()
         keys = zip(*(table[column].to_pylist() for column in self.way.group_by), strict=True)
         values = zip(table["bytes"].to_pylist(), table["n"].to_pylist(), strict=True)
-        sums = {",".join(key): (amount or 0, n or 0) for key, (amount, n) in zip(keys, values, strict=True)}
+        rows = zip(keys, values, strict=True)
+        # An answer that lacks an edge may have a row for groups that are not known.
+        sums = {",".join(key): (amount or 0, n or 0) for key, (amount, n) in rows if None not in key}
         return WindowAnswer(number, seen_s, sums, event["contract"]["met"])
 
     def _read_function(self, number: int, seen_s: float, event: dict[str, Any], url: str) -> WindowAnswer:

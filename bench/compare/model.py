@@ -14,17 +14,16 @@ from bench.compare.links import LinkSettings
 from bench.compare.ways import Way
 from bench.compare.workload import COLUMNS, Workload
 from edgewater.model.query import QuerySpec
-from sim.budgets.link import LinkModel
+from sim.budgets.link import SimulatedLink
 from sim.budgets.trace import Trace
-from sim.plan.trace import PlacedTrace
 from sim.wire.experiment import WireSettings, run
 
 HEADER = ("way", "KiB/s", "KB on the wire", "measured", "ratio", "p50 s", "measured", "p95 s", "measured", "ratio")
 UNLIMITED_BYTES_S = 1e12
 
 
-def read_trace(load: Workload) -> PlacedTrace:
-    """Returns the records of all sites."""
+def read_trace(load: Workload) -> tuple[Trace, list[Trace]]:
+    """Returns the records of all sites, and of each site."""
     tables = [csv.read_csv(path) for path in load.files]
     homes = np.repeat(np.arange(len(tables)), [table.num_rows for table in tables])
     table = pa.concat_tables(tables)
@@ -32,17 +31,19 @@ def read_trace(load: Workload) -> PlacedTrace:
     values = {name: table[name] for name in COLUMNS if name not in keys}
     trace = Trace.from_columns(table["at_ms"].to_numpy(), keys, values)
     order = np.argsort(table["at_ms"].to_numpy(), kind="stable")
-    return PlacedTrace(trace.batch, trace.keys, trace.codes, homes[order])
+    return trace, trace.split(homes[order], len(tables))
 
 
-def predict(way: Way, load: Workload, trace: PlacedTrace, link: LinkSettings, speed: float) -> dict[str, Any]:
+def predict(
+    way: Way, load: Workload, records: tuple[Trace, list[Trace]], link: LinkSettings, speed: float
+) -> dict[str, Any]:
     """Returns the row of a way; `contracts_kept` and costs are not predicted."""
     edges = [f"site{site}" for site in range(len(load.files))]
     query = QuerySpec.from_mapping(way.query(load.largest, edges))
     rate = link.rate_bytes_s or UNLIMITED_BYTES_S
-    model = LinkModel(rate, latency_ms=1000.0 * link.delay_s, bucket_bytes=link.bucket_bytes)
+    model = SimulatedLink(rate, latency_ms=1000.0 * link.delay_s, bucket_bytes=link.bucket_bytes)
     began_s = time.process_time()
-    done = run(trace, trace.split(len(edges)), query, model, WireSettings(speed))
+    done = run(*records, query, model, WireSettings(speed))
     seconds = done.staleness * load.window_ms / 1000 / speed
     # At the deadline the center answers with the data that have arrived.
     seconds = seconds if way.deadline_s is None else np.minimum(seconds, way.deadline_s)

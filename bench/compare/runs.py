@@ -130,6 +130,7 @@ def _row(each: _Running, load: Workload, settings: RunSettings, begin_s: float) 
         "best_error": score.best_that_fits(load, _capacity_bytes(each.way, rate, window_s)),
         **(each.figures or {}),
         "statements": each.way.statements,
+        "forecast": each.subject.forecast() if isinstance(each.subject, EdgewaterWay) else "",
     }
 
 

@@ -1,4 +1,4 @@
-"""`python -m bench.condor`: Condor's evaluation, as tables, bench/out/condor.json and plots.
+"""`python -m bench.condor`: Condor's evaluation, as tables and bench/out/condor.json.
 
 Every cell runs in a separate process that is pinned to its cores before the JVM starts, so "one core" is one core for
 the JVM and its Python workers together.
@@ -20,7 +20,6 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from bench.condor import plots
 from bench.condor.cells import PARTS, SMOKE, CondorSize
 from bench.data import TAXI, existing
 
@@ -61,8 +60,6 @@ def main(only: tuple[str, ...], rows: int, smoke: bool, json_path: Path) -> None
             _print(console, part, result[part])
     json_path.parent.mkdir(parents=True, exist_ok=True)
     json_path.write_text(json.dumps(result, indent=2) + "\n")
-    for path in plots.draw(result, json_path.parent):
-        console.print(f"wrote {path}")
     console.print(f"wrote {json_path}")
 
 

@@ -48,9 +48,8 @@ def table_2(
         ordered = name.startswith("(v)")
         built = {}
         for setup, parts in (("centralised", 1), ("distributed", partitions)):
-            merge = "manager" if ordered else "merge"
             divide = "order_based" if ordered else ("centralised" if parts == 1 else "round_robin")
-            strategy = Strategy(divide, "bucketing", merge, partitions=parts)  # type: ignore[arg-type]
+            strategy = Strategy(divide, "bucketing", partitions=parts)  # type: ignore[arg-type]
             (row,) = build(rows, make(), of=column, time="ts", strategy=strategy).collect()
             built[setup] = bytes(row.synopsis)
         sizes = {setup: float(len(data)) for setup, data in built.items()}

@@ -111,23 +111,13 @@ def consume(df: Any) -> None:
     df.write.format("noop").mode("overwrite").save()
 
 
-def scaling(spark: Any, directory: Path, size: CondorSize) -> dict[str, float]:
-    """Returns records/s per synopsis, in tumbling windows of 5 s."""
-    df = spark.read.parquet(str(synthetic(directory, size.rows, zipf=True)))
-    result = {}
-    for name, (make, column) in size.some(SYNOPSES.items()):
-        out = build(df, make(), of=column, time="ts", window=TumblingWindow("5s"))
-        result[name] = size.rows / seconds(lambda out=out: consume(out), size.repeats)
-    return result
-
-
 def concurrent(spark: Any, directory: Path, size: CondorSize) -> dict[str, dict[str, float]]:
     """Returns records/s by the number of overlapping windows, for bucketing and slicing."""
     df = spark.read.parquet(str(synthetic(directory, size.rows, zipf=False)))
     every_ms = max(size.rows // ROWS_PER_SECOND * 1000 // 200, 1)
     result: dict[str, dict[str, float]] = {}
     for compute in ("bucketing", "slicing"):
-        strategy = Strategy("round_robin", compute, "merge")
+        strategy = Strategy("round_robin", compute)
         result[compute] = {}
         for windows in size.concurrent:
             window = SlidingWindow(every_ms * windows, every_ms)
@@ -151,7 +141,7 @@ def skew(spark: Any, directory: Path, size: CondorSize) -> dict[str, float]:
         for label, strata, strategy in (
             ("global", None, "auto"),
             ("stratified", key, "auto"),
-            ("stratified, round robin", key, Strategy("round_robin", "bucketing", "merge")),
+            ("stratified, round robin", key, Strategy("round_robin", "bucketing")),
         ):
             out = build(
                 df, CountMin(64, 5), of=key, time="ts", window=TumblingWindow(window), stratify_by=strata,
@@ -254,14 +244,6 @@ def _alone(path: Path, synopsis: Any, column: str) -> tuple[bytes, int, int]:
     return bytes(synopsis.to_bytes()), least, most
 
 
-def peers(spark: Any, directory: Path, size: CondorSize) -> dict[str, dict[str, float]]:
-    """Returns seconds, bytes and relative errors, compared with Spark's sketches on the same DataFrame."""
-    from bench.condor.peers import compare
-
-    path = synthetic(directory, size.rows, zipf=True)
-    return compare(spark, path, lambda run: seconds(run, size.repeats), consume, size.some)
-
-
 def accuracy(spark: Any, directory: Path, size: CondorSize) -> dict[str, dict[str, float]]:
     """Returns the rows of the paper's table 2."""
     from bench.condor.accuracy import table_2
@@ -270,7 +252,6 @@ def accuracy(spark: Any, directory: Path, size: CondorSize) -> dict[str, dict[st
 
 
 PARTS: dict[str, tuple[Callable[[Any, Path, CondorSize], Any], tuple[int, ...]]] = {
-    "scaling": (scaling, (1, 2)),
     "windows": (concurrent, (2,)),
     "accuracy": (accuracy, (2,)),
     "disorder": (disorder, (2,)),
@@ -279,7 +260,6 @@ PARTS: dict[str, tuple[Callable[[Any, Path, CondorSize], Any], tuple[int, ...]]]
     "evaluation": (evaluation, (1, 2)),
     "cost": (cost, (1, 2)),
     "scan": (scan, (1, 2)),
-    "peers": (peers, (2,)),
 }
 """The function and the number of cores of each part."""
 

@@ -18,52 +18,28 @@ from typing import Any
 import click
 
 from bench.data import DOWNLOADS_DEV, made_downloads
-from bench.early_answers.figures import draw_figures
-from bench.early_answers.goals import check_goals
 from bench.early_answers.kmeans import kmeans_rows
-from bench.early_answers.overhead import overhead, sent_bytes
 from bench.early_answers.recorded import RecordedDownloads
 from bench.early_answers.results import Results, Row
-from bench.early_answers.rows import (
-    baseline_rows,
-    goal_rows,
-    recorded_rows,
-    robustness_rows,
-    sliding_rows,
-    unsampled_rows,
-)
-from sim.early_answers.engine import WindowOutcome
+from bench.early_answers.rows import baseline_rows, goal_rows, recorded_rows
+from bench.early_answers.sent_bytes import sent_bytes
 from sim.early_answers.study import Study, run_study, run_workload
 from sim.early_answers.summary import oracle_rate, summarise, table
 
 OUT = Path("bench/out")
-PARTS = ("goals", "robustness", "unsampled", "recorded", "sliding", "baselines")
-MANY_GROUPS = 4
-"""Studies with 100 groups have this many times fewer windows, because each group has its own trigger."""
+PARTS = ("goals", "recorded", "baselines")
 
 
 def measure(part: str, study: Study, downloads: Path) -> Row:
-    """Runs a study; returns its row with its CPU time, and for baselines the distributions for the figures."""
+    """Runs a study; returns its row with its CPU time, and for baselines the latencies."""
     started = time.process_time()
     if part == "recorded":
         row = _recorded(study, downloads)
     else:
         row, outcomes = run_study(study)
         if part == "baselines":
-            row |= _distributions(outcomes)
+            row["latencies_ms"] = [round(o.latency_ms, 2) for o in outcomes]
     return row | {"cpu_s": round(time.process_time() - started, 2)}
-
-
-def _distributions(outcomes: Sequence[WindowOutcome]) -> Row:
-    return {
-        "latencies_ms": [round(o.latency_ms, 2) for o in outcomes],
-        "errors": [
-            float(abs(e - t) / abs(t))
-            for o in outcomes
-            for e, t in zip(o.estimate, o.truth, strict=True)
-            if t and e == e
-        ],
-    }
 
 
 def _recorded(study: Study, downloads: Path) -> Row:
@@ -73,15 +49,14 @@ def _recorded(study: Study, downloads: Path) -> Row:
 
 
 def _studies(windows: int, seed: int, quick: bool, smoke: bool) -> dict[str, list[Study]]:
-    parts = {"goals": goal_rows(), "robustness": robustness_rows(), "baselines": baseline_rows()}
-    parts |= {"recorded": recorded_rows(), "sliding": sliding_rows(), "unsampled": unsampled_rows()}
+    parts = {"goals": goal_rows(), "recorded": recorded_rows(), "baselines": baseline_rows()}
     if smoke:  # one row of each part, and the rows of the figures
         parts = {name: studies[:1] for name, studies in parts.items() if name != "baselines"} | {
             "baselines": [s for s in parts["baselines"] if s.delays == "EG" and s.algorithm in ("edgewater", "k-slack")]
         }
     return {
         name: [
-            replace(s, windows=windows * s.overlap // (MANY_GROUPS if s.groups >= 100 else 1), seed=seed)
+            replace(s, windows=windows * s.overlap, seed=seed)
             for s in parts[name] if not quick or s.delays in ("EG", "log")
         ]
         for name in PARTS
@@ -134,7 +109,7 @@ def main(
     downloads: Path,
     path: Path,
 ) -> None:
-    """Measure coverage, latency and sampling rate of all studies, list missed goals, and draw the papers' figures."""
+    """Measure coverage, latency and sampling rate of all studies."""
     windows = 3 if smoke else 100 if quick else windows
     results = Results(path, fresh=fresh or smoke)
     selected = {n: s for n, s in _studies(windows, seed, quick, smoke).items() if part in ("all", n)}
@@ -152,16 +127,9 @@ def main(
             pool.shutdown(cancel_futures=True)
     if part in ("all", "other"):
         results.put("kmeans", kmeans_rows(1 if smoke else 20 if quick else 100))
-        results.put("overhead", overhead(repeats=1 if smoke else 7))
         results.put("sent_bytes", sent_bytes(seconds=6 if smoke else 60))
     shown: dict[str, Any] = {name: results.of(name, studies) for name, studies in selected.items()}
     click.echo(f"CPU: {sum(row['cpu_s'] for rows in shown.values() for row in rows) / 60:.1f} min")
-    missed = check_goals(shown)
-    results.put("goals_missed", {"seed": seed, "missed": missed})
-    for line in missed:
-        click.echo(f"MISSED {line}")
-    if shown.get("baselines"):
-        draw_figures(shown | {"kmeans": results.get("kmeans", [])}, path.parent)
 
 
 if __name__ == "__main__":

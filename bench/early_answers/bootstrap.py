@@ -17,7 +17,7 @@ import numpy as np
 from center.early.function_answers import DEFAULT_REPLICATES
 from edgewater.arrivals.sample_size import finite_population_size
 from edgewater.arrivals.targets import AccuracyTarget, check_confidence
-from edgewater.model.errors import InvalidInput
+from edgewater.base.errors import InvalidInput
 from edgewater.synopses import FloatArray
 
 Statistic = Callable[[Any], Any]

@@ -64,7 +64,6 @@ def kmeans_rows(windows: int) -> list[dict[str, Any]]:
         {"size": name, "windows": windows, "sampling_rate": float(np.mean([r[0] for r in found])),
          "centroid_coverage": float(np.mean([r[1] <= target.error for r in found])),
          "inertia_coverage": float(np.mean([r[2] <= target.error for r in found])),
-         "both_coverage": float(np.mean([max(r[1:]) <= target.error for r in found])),
-         "centroid_errors": [r[1] for r in found]}
+         "both_coverage": float(np.mean([max(r[1:]) <= target.error for r in found]))}
         for name, found in rows.items()
     ]  # fmt: skip

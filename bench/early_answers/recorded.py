@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
-from edgewater.model.errors import InvalidConfig
+from edgewater.base.errors import InvalidConfig
 from edgewater.synopses import FloatArray, IntArray
 from sim.early_answers.workload import Events
 

@@ -39,10 +39,6 @@ class Results:
         """Adds a row and replaces the file atomically."""
         self.put(part, [*self._parts.get(part, []), row])
 
-    def get(self, part: str, otherwise: Any) -> Any:
-        """Returns a part that does not consist of studies."""
-        return self._parts.get(part, otherwise)
-
     def put(self, part: str, value: Any) -> None:
         """Sets a part that does not consist of studies, and replaces the file."""
         self._parts[part] = value

@@ -29,10 +29,10 @@ import click
 import httpx
 import numpy as np
 
-from bench.early_answers_e2e.edges import PushSchedule, edge_config, pusher
+from bench.early_answers_e2e.edges import PushSchedule, pusher, start_edges
 from bench.early_answers_e2e.machine import MachineSnapshot
 from bench.early_answers_e2e.stages import quantiles_ms, scrape, since, stages
-from sim.demo.ports import free_port
+from sim.demo.ports import free_address
 from sim.demo.run import Demo
 
 WINDOW_MS = 3_000
@@ -91,16 +91,10 @@ def specs(disorder_ms: int) -> list[dict[str, Any]]:
 
 def measure(system: Demo, seconds: float, edges: int, rate: float, delay_ms: float, seed: int) -> dict[str, Any]:
     disorder = int(-np.log(0.001) * delay_ms)
-    metrics_port = free_port()
-    start_center(system, metrics_port)
-    ports = [free_port() for _ in range(edges)]
+    system.start_center()
     for spec in specs(disorder):
         system.client.post("/v1/queries", json=spec).raise_for_status()
-    for i, port in enumerate(ports):
-        config = edge_config(f"e{i}", system.gateway_port, port, system.directory / "state" / f"e{i}", disorder)
-        system._start(f"e{i}", ["edge", "run", system._write(f"e{i}.yaml", config)])
-    for i, port in enumerate(ports):
-        system._until_ready(f"e{i}", f"http://127.0.0.1:{port}/readyz")
+    ports = start_edges(system, [f"e{i}" for i in range(edges)], {"trips": disorder})
     time.sleep(SETTLE_S)  # time for the queries to reach the edges
     listener = LiveListener(system.url)
     listener.start()
@@ -109,7 +103,7 @@ def measure(system: Demo, seconds: float, edges: int, rate: float, delay_ms: flo
     pushers = [pusher(f"http://127.0.0.1:{p}/v1/streams/trips", s) for p, s in zip(ports, schedules, strict=True)]
     for each in pushers:
         each.start()
-    metrics = f"http://127.0.0.1:{metrics_port}/metrics"
+    metrics = f"http://{system.settings['spark']['metrics']}/metrics"
     # After the last answer of the warm-up, and before the end of the first evaluated window.
     sleep_until(begin_ms + min(WARM_UP + 1, seconds * 1000 / WINDOW_MS) * WINDOW_MS - 200)
     counted_from, machine = scrape(metrics), MachineSnapshot.take(os.getpid())
@@ -135,19 +129,6 @@ def measure(system: Demo, seconds: float, edges: int, rate: float, delay_ms: flo
 
 def sleep_until(at_ms: float) -> None:
     time.sleep(max(0.0, at_ms / 1000 - time.time()))  # noqa: TID251
-
-
-def start_center(system: Demo, metrics_port: int) -> None:
-    """Starts the center like `Demo.start_center`, with the job's metrics."""
-    (system.directory / "state").mkdir(parents=True)
-    config = {
-        "data_dir": str(system.directory / "state" / "center"),
-        "gateway": {"listen": f"127.0.0.1:{system.gateway_port}"},
-        "api": {"listen": f"127.0.0.1:{system.api_port}"},
-        "spark": {"metrics": f"127.0.0.1:{metrics_port}"},
-    }
-    system._start("center", ["center", "run", "--config", system._write("center.yaml", config)])
-    system.wait_until_ready()
 
 
 def summarise(listener: LiveListener, schedules: list[PushSchedule], begin_ms: int, windows: int) -> dict[str, Any]:
@@ -233,7 +214,7 @@ def main(seconds: float, edges: int, rate: float, mean_delay: float, seed: int, 
     if smoke:
         seconds, edges, rate = 9.0, 1, 100.0
     directory = Path(tempfile.mkdtemp(prefix="edgewater-e2e-"))
-    system = Demo(directory, seconds)
+    system = Demo(directory, seconds, settings={"spark": {"metrics": free_address()}})
     try:
         result = measure(system, seconds, edges, rate, mean_delay, seed)
     except BaseException:

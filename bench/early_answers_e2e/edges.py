@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from edgewater.synopses import FloatArray, IntArray
+from sim.demo.ports import free_address
 from sim.demo.pusher import Pusher
+from sim.demo.run import Demo
 
 PUSH_EVERY_MS = 20
 
@@ -46,19 +48,27 @@ def pusher(url: str, schedule: PushSchedule) -> Pusher:
     return Pusher(url, schedule.arrival / 1000, lines, PUSH_EVERY_MS / 1000)
 
 
-def edge_config(name: str, gateway_port: int, port: int, state: Path, disorder_ms: int) -> dict[str, Any]:
-    return {
-        "edge": name,
-        "center": {"address": f"127.0.0.1:{gateway_port}"},
-        "state_dir": str(state),
-        "http": {"listen": f"127.0.0.1:{port}"},
-        "streams": {
-            "trips": {
-                "columns": {"x": "float64"},
-                "time": {"column": "t", "unit": "ms"},
-                "disorder": f"{disorder_ms}ms",
-                "idle": "5s",
-                "sources": [{"http": None}],
-            }
-        },
-    }
+def start_edges(system: Demo, names: Sequence[str], disorder_ms: Mapping[str, int]) -> list[int]:
+    """Starts edges with these streams, and returns the ports at which they receive pushes when all accept records."""
+    configs: dict[str, Any] = {}
+    for name in names:
+        configs[name] = {
+            "edge": name,
+            "center": {"address": f"127.0.0.1:{system.gateway_port}"},
+            "state_dir": str(system.directory / "state" / name),
+            "http": {"listen": free_address()},
+            "streams": {
+                stream: {
+                    "columns": {"x": "float64"},
+                    "time": {"column": "t", "unit": "ms"},
+                    "disorder": f"{each_ms}ms",
+                    "idle": "5s",
+                    "sources": [{"http": None}],
+                }
+                for stream, each_ms in disorder_ms.items()
+            },
+        }
+        system.run_edge(configs[name])
+    for name, config in configs.items():
+        system.wait_for_edge(name, config)
+    return [int(config["http"]["listen"].rpartition(":")[2]) for config in configs.values()]

@@ -13,7 +13,7 @@ from edge.durability import DurableCore
 from edge.process import now_ms
 from edge.records import Source
 from edge.sources import build_sources
-from edgewater.model.streams import type_name
+from edgewater.base.streams import type_name
 from edgewater.wire import QueryRef
 
 

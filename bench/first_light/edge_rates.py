@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from edge.core import Configured, EdgeCore, Ingested, SourcesOpened, StreamSpec
+from edgewater.base.streams import TIME_COLUMN
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import TIME_COLUMN
 from edgewater.wire import QueryRef
 
 COLUMNS = {

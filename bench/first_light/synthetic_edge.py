@@ -16,7 +16,8 @@ from edge.uplink import BudgetUpdate, LinkForecast, LinkLimits, QueryStatusRepor
 from edge.uplink.outbox import MAX_PULLED_FRAMES
 from edgewater.model.query import QuerySpec
 from edgewater.model.window_range import NO_BORDERS, WindowRange
-from edgewater.synopses import CountStack, GroupedAggregate, IntegerSumStack
+from edgewater.synopses import CountStack, GroupedAggregate
+from edgewater.synopses.exact.aggregates import IntegerSumStack
 from edgewater.wire import MIN_PROTOCOL, PROTOCOL, Frame, FrameBody, Partial, QueryRef, SamplingReason, SliceClose
 from edgewater.wire import uplink_pb2 as pb
 
@@ -78,10 +79,15 @@ class SyntheticEdge:
 
     def put_body(self, query: str, body: FrameBody) -> int:
         """Queues a frame of a query; returns its seq."""
-        frame = Frame.pack(self.next_seq, self.queries[query], body)
-        self.next_seq += 1
+        frame = self.pack(query, body)
         self.queue.put_nowait(frame)
         return frame.seq
+
+    def pack(self, query: str, body: FrameBody) -> Frame:
+        """Returns the edge's next frame, which the caller queues."""
+        frame = Frame.pack(self.next_seq, self.queries[query], body)
+        self.next_seq += 1
+        return frame
 
     def unacknowledged(self, after: int | None) -> Iterable[Frame]:
         return [f for seq, f in sorted(self._unacked.items()) if after is None or seq > after]
@@ -128,6 +134,9 @@ class SyntheticEdge:
     def on_link(self, forecast: Callable[[], LinkForecast]) -> None:
         return
 
+    def table_rows(self) -> Sequence[str]:
+        return ()
+
     def hello(self) -> pb.Hello:
         columns = [pb.Stream.Column(name="key", type="string"), pb.Stream.Column(name="value", type="int64")]
         return pb.Hello(
@@ -135,6 +144,9 @@ class SyntheticEdge:
             streams=[pb.Stream(name=self.stream, columns=columns)], oldest_seq=1,
             next_seq=self.next_seq, sent_at_ms=now_ms(),
         )  # fmt: skip
+
+    def link_report(self, low_bytes_s: float, high_bytes_s: float, *, all_queries: bool) -> pb.LinkReport | None:
+        return None
 
     def has_news(self) -> bool:
         return False

@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 
 from bench.hostile.mutate import Rng, mutated_bytes, pick
 from bench.hostile.targets import Target, register
-from edgewater.model.errors import CorruptFrame, EdgewaterError
+from edgewater.base.errors import CorruptFrame, EdgewaterError
 from edgewater.wire import (
     Arrivals,
     DroppedRecords,

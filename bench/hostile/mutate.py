@@ -9,7 +9,7 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from edgewater.model.errors import SynopsisError
+from edgewater.base.errors import SynopsisError
 from edgewater.synopses.encoding import codec
 from edgewater.wire.synopsis_pb2 import Array, Synopsis
 

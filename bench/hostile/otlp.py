@@ -21,7 +21,7 @@ from edge.receivers import Request
 from edge.series import SeriesMemory
 from edge.source_kinds import SourceContext
 from edge.sources.otlp import KIND, OtlpConfig
-from edgewater.model.streams import COLUMN_TYPES
+from edgewater.base.streams import COLUMN_TYPES
 
 AT_NS = NOW_MS * 1_000_000
 COLUMNS = {

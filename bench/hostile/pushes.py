@@ -13,7 +13,7 @@ from bench.hostile.targets import Target, register
 from edge.codecs import EventTime, LinePattern, RecordSchema, TextFormat
 from edge.receivers import MAX_EXPANSION, BodyTooCostly, BodyTooLarge
 from edge.sources.http_body import ENCODINGS, BodyLimits, decode_body
-from edgewater.model.errors import EdgewaterError
+from edgewater.base.errors import EdgewaterError
 
 NOW_MS = 1_700_000_000_000
 COLUMNS = {"k": pa.string(), "x": pa.int64(), "f": pa.float64(), "b": pa.bool_()}

@@ -26,14 +26,15 @@ from bench.hostile.targets import Target, register
 from center.api import create_app
 from center.api.models import EXAMPLE_SPEC, EXAMPLE_SPEC_YAML
 from center.api.routers.queries import read_query
-from center.catalog import COMPONENTS, Catalog, ComponentHeartbeat, ComponentRegistry
+from center.catalog import COMPONENTS, Catalog, ComponentHeartbeat, ComponentRegistry, SessionStart
 from center.config import ApiSection
 from center.ledger import EdgesChanged, FrameSummary, Ledger, QueryRegistered
-from center.results import MergedDelta, ResultStore
+from center.results import ResultStore
+from center.storage.delta_segments import Delta
+from edgewater.base.streams import LIVE, EdgeId
 from edgewater.model.edge_records import StreamRecord
 from edgewater.model.expressions import bind
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import LIVE, EdgeId
 from edgewater.model.syntax import parse_sql
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import SliceClose
@@ -94,7 +95,9 @@ def application() -> tuple[FastAPI, Catalog, asyncio.AbstractEventLoop]:
     path = Path(tempfile.mkdtemp(prefix="edgewater-hostile-"))
     catalog, results = Catalog(f"sqlite:///{path}/catalog.db"), ResultStore(f"sqlite:///{path}/results.db")
     streams = [StreamRecord("flights", COLUMNS, LIVE)]
-    catalog.edges.begin_session(EdgeId("e"), "e-1", labels={}, streams=streams, oldest_seq=0, next_seq=0, now_ms=T0)
+    catalog.edges.begin_sessions(
+        [SessionStart(EdgeId("e"), "e-1", labels={}, streams=streams, oldest_seq=0, next_seq=0, now_ms=T0)]
+    )
     query, ledger = catalog.queries.register(QuerySpec.from_mapping(SPEC), T0)[0], Ledger()
     results.tick(ledger, [EdgesChanged(tuple(catalog.edges.all())), QueryRegistered(query)], T0)
     bound = query.spec.bind(COLUMNS).measures
@@ -107,7 +110,7 @@ def application() -> tuple[FastAPI, Catalog, asyncio.AbstractEventLoop]:
     numbers |= {"carrier": keys, None: None}
     part.update([keys], {b.measure.name: numbers[b.measure.argument] for b in bound}, 3)
     fact = FrameSummary(query.ref, 1, EdgeId("e"), T0 + HOUR, (SliceClose(T0, 3, 0, ()),), (T0,), 9, T0 + HOUR, "e-1")
-    results.apply(ledger, [MergedDelta(query.ref, T0, part.to_bytes())], [fact], {query.key: 1}, T0 + HOUR)
+    results.apply(ledger, [Delta(query.key, T0, part.to_bytes())], [fact], {query.key: 1}, T0 + HOUR)
     components = ComponentRegistry(f"sqlite:///{path}/catalog.db")
     for component in COMPONENTS:  # so that /readyz is 200
         components.record(ComponentHeartbeat(component, "host:1", "127.0.0.1:1", 0, T0 + HOUR, ""))

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from bench.hostile.frames import honest_frames
 from bench.hostile.mutate import Rng, mutated_bytes, pick
 from bench.hostile.targets import Target, register
-from edgewater.model.errors import CorruptFrame
+from edgewater.base.errors import CorruptFrame
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.session_stream import SessionPacker, SessionUnpacker, unpacker_bytes
 
@@ -33,7 +33,7 @@ def honest_streams() -> list[bytes]:
         for number, message in enumerate(messages):
             if number == 2:
                 packer.set_level(6)
-            parts.append(packer.pack(message).packed)
+            parts.append(packer.pack(message.SerializeToString())[0].packed)
         streams.append(_joined(parts))
     return streams
 
@@ -69,7 +69,7 @@ def run_stream(data: bytes) -> None:
     except (DecodeError, struct.error) as exc:  # gRPC ends the call
         raise CorruptFrame(str(exc)) from exc
     for part in parts:
-        message = unpacker.unpack(part)
+        message, _ = unpacker.unpack(part)
         if message.ByteSize() > MAX_MESSAGE_BYTES or message.WhichOneof("message") in ("hello", "packed"):
             raise AssertionError("a message that must not be packed was read")
 

@@ -16,17 +16,17 @@ from google.protobuf.message import DecodeError, Message
 
 from bench.hostile.mutate import FLOATS, NUMBERS, Rng, mutated_bytes, pick
 from bench.hostile.targets import Target, register
-from center.budgets.allocation import BudgetAllocator, MembersChanged, RebalanceEvent, ShareReported
+from center.budgets.allocation import BudgetAllocator
 from center.ingest.frame_check import FrameCheck
 from center.ingest.validation import Hello, read_budget_report, read_heartbeat, read_utilization
 from center.ledger.window_facts import window_facts
-from center.ledger.withheld import Totals
+from center.ledger.withheld import CloseTotals
 from center.serving.totals import Rests
 from edgewater.answers.statement import ERROR_BUDGET, judged
 from edgewater.answers.stored import facts_from_json, facts_to_json
-from edgewater.model.errors import ProtocolError
+from edgewater.base.errors import ProtocolError
+from edgewater.base.streams import MAX_TIME_MS, EdgeId
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import MAX_TIME_MS, EdgeId
 from edgewater.wire import (
     DroppedRecords,
     DropReason,
@@ -107,7 +107,7 @@ def run_body(data: bytes) -> None:
     checked = body_from_wire(pb.FrameBody.FromString(facts))
     closes = [OVER, *checked.closes]
     for order in (closes, closes[::-1]):
-        totals = Totals.of_closes(order, SPEC)
+        totals = CloseTotals.of_closes(order, SPEC)
         given = window_facts(SPEC, totals, expected=2, missing=(), staleness_ms=0, first_staleness_ms=0)
         stated = facts_from_json(facts_to_json(given))
         statement = judged(stated, (), SPEC)
@@ -144,11 +144,11 @@ def run_report(data: bytes) -> None:
         return
     _, report = read_budget_report(EVIL, message.budget_report)
     allocator = BudgetAllocator({"s": 10.0}, {})
-    allocator.handle(MembersChanged(frozenset((HONEST, EVIL)), {}))
+    allocator.set_members(frozenset((HONEST, EVIL)), {})
     for now_ms in range(NOW_MS, NOW_MS + 100_000, 20_000):
         for edge in (HONEST, EVIL):
-            allocator.handle(ShareReported(edge, report if edge == EVIL else _own(allocator), now_ms))
-        allocator.handle(RebalanceEvent(now_ms, NOW_MS + 60_000))
+            allocator.report(edge, report if edge == EVIL else _own(allocator), now_ms)
+        allocator.rebalance(now_ms, NOW_MS + 60_000)
         for edge, grant in allocator.grants().items():
             if not all(0 <= share <= 10.0 for share in grant.shares.values()):
                 raise AssertionError(f"{edge} is granted {grant}")

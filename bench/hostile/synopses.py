@@ -16,10 +16,10 @@ import pyarrow as pa
 
 from bench.hostile.mutate import mutated_synopsis
 from bench.hostile.targets import Target, register
+from edgewater.base.errors import IncompatibleSynopses, InvalidRequest, SynopsisError
+from edgewater.base.streams import TIME_COLUMN
 from edgewater.guard.partial_check import PartialCheck, PartialFacts
-from edgewater.model.errors import IncompatibleSynopses, InvalidRequest, SynopsisError
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import TIME_COLUMN
 from edgewater.synopses import (
     BernoulliSample,
     BiasedReservoir,

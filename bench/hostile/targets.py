@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench.hostile.mutate import Mutator, mutated_bytes
-from edgewater.model.errors import EdgewaterError
+from edgewater.base.errors import EdgewaterError
 
 MODULES = (
     "bench.hostile.synopses",

@@ -1,32 +1,19 @@
 """`python -m bench.scale`: all measurements of this package, as JSON and in bench/out/scale.json.
 
 All of them take about half an hour. With `--only` they can be made in pieces: the file keeps the rows of the other
-parts, and its headlines use all rows of the file.
+parts.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from bench.scale import (
-    catalog,
-    commits,
-    drivers,
-    edge_process,
-    executors,
-    heavy,
-    ledger,
-    pulls,
-    rates,
-    sessions,
-    takeover,
-    windows,
-)
+from bench.scale import catalog, commits, drivers, edge_process, executors, heavy, ledger, rates, sessions, takeover
 
 OUT = Path("bench/out")
 PARTS: dict[str, Callable[[bool], dict[str, Any]]] = {
@@ -39,28 +26,8 @@ PARTS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "heavy": heavy.measure,
     "drivers": drivers.measure,
     "commits": commits.measure,
-    "pulls": pulls.measure,
     "edge": edge_process.measure,
-    "closes": rates.measure_closes,
-    "windows": windows.measure,
 }
-HEADLINES = {
-    "small_partials_s": ("rates", "small_partials_s"),
-    "large_mb_s": ("rates", "large_mb_s"),
-    "close_cpu_s": ("rates", "queries", "close_cpu_s"),
-    "close_to_answer_s": ("rates", "queries", "close_to_answer_s"),
-    "sessions": ("sessions", "sessions"),
-    "ack_ms_p99": ("sessions", "ack_ms_p99"),
-    "rejoin_s": ("sessions", "rejoin_after_restart_s"),
-    "takeover_s": ("takeover", takeover.SMOKE.name, "next_answer_s"),
-    "executors_ratio": ("executors", "wall_ratio"),
-    "slow_executors_ratio": ("executors", "slow_executors_ratio"),
-    "heavy_p95_ratio": ("heavy", "p95_ratio"),
-    "edge_core_percent": ("edge", edge_process.HEADLINE, "core_percent"),
-    "edge_rss_mib": ("edge", edge_process.HEADLINE, "rss_mib"),
-    "drivers_ratio": ("drivers", "ratio"),
-}
-"""The document's headlines, and the rows that they are taken from. The whole of each part is under ``rows``."""
 
 
 @click.command()
@@ -75,21 +42,13 @@ def main(only: tuple[str, ...], as_json: bool, smoke: bool) -> None:
     file = OUT / ("smoke.json" if smoke else "scale.json")
     rows: dict[str, Any] = json.loads(file.read_text())["rows"] if only and file.exists() else {}
     OUT.mkdir(parents=True, exist_ok=True)
-    document: dict[str, Any] = {}
     for part in only or PARTS:
         rows[part] = PARTS[part](smoke)
         click.echo(f"{part}: {json.dumps(rows[part])}", err=as_json)
-        document = {name: _at(rows, path) for name, path in HEADLINES.items() if path[0] in rows} | {"rows": rows}
-        file.write_text(json.dumps(document, indent=2) + "\n")  # written after each part, because a later part may fail
+        # Written after each part, because a later part may fail.
+        file.write_text(json.dumps({"rows": rows}, indent=2) + "\n")
     if as_json:
-        click.echo(json.dumps(document))
-
-
-def _at(rows: Mapping[str, Any], path: tuple[str, ...]) -> Any:
-    value: Any = rows
-    for key in path:
-        value = value[key]
-    return value
+        click.echo(json.dumps({"rows": rows}))
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ from center.ingest.assignments import AssignmentPlan, BudgetSnapshot
 from center.ingest.hello_queue import HELLOS_AT_ONCE
 from center.ingest.status_writer import MAX_HEARTBEATS, MAX_STATUSES
 from edge.process import now_ms
+from edgewater.base.streams import LIVE, EdgeId
 from edgewater.model.edge_records import HeartbeatRecord, QueryStatusRecord, StreamRecord
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import LIVE, EdgeId
 
 EDGES, QUERIES = 10_000, 1_000
 

@@ -15,16 +15,13 @@ from unittest import mock
 import pyarrow as pa
 
 from bench.first_light.synthetic_edge import spec, synopsis
-from bench.plans import merge, next_run
-from center.catalog import Catalog, UnindexedFrame
-from center.job.admission import BatchLimits
-from center.job.planner import FramePlanner
+from bench.plans import JobCenter
+from center.catalog import UnindexedFrame
 from center.storage.frame_facts import split_body
-from center.storage.frame_log import FrameLog, StoredFrame
-from edgewater.model.edge_records import StreamRecord
+from center.storage.frame_log import StoredFrame
+from edgewater.base.streams import EdgeId
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import query_key
-from edgewater.model.streams import LIVE, EdgeId
 from edgewater.wire import Frame, FrameBody, Partial, SliceClose
 
 EDGE, STEP_MS = EdgeId("jfk"), 1000
@@ -38,16 +35,8 @@ def measure(smoke: bool) -> dict[str, Any]:
 
 
 def _measure(directory: Path, queries: int, windows: int) -> dict[str, Any]:
-    url = f"sqlite:///{directory}/center.db"
-    catalog, log = Catalog(url), FrameLog(directory / "log")
     specs = [QuerySpec.from_mapping(spec(f"q{n}")) for n in range(queries)]
-    columns = {"key": pa.string(), "value": pa.int64()}
-    catalog.edges.begin_session(
-        EDGE, "i", labels={}, streams=(StreamRecord(specs[0].stream, columns, LIVE),), oldest_seq=0, next_seq=0,
-        now_ms=0, session="s",
-    )  # fmt: skip
-    refs = [catalog.queries.register(query, 0)[0].ref for query in specs]
-    planner, after = FramePlanner(catalog, dict, BatchLimits(), time.monotonic), dict[str, int]()
+    center = JobCenter(directory, specs, [EDGE], {"key": pa.string(), "value": pa.int64()}, lambda: 0)
     used_s: defaultdict[str, float] = defaultdict(float)
 
     @contextmanager
@@ -62,29 +51,29 @@ def _measure(directory: Path, queries: int, windows: int) -> dict[str, Any]:
             used_s.clear()
         start_ms, seq = window * STEP_MS, window * queries
         closed = FrameBody(start_ms + STEP_MS, (Partial(start_ms, partial),), (SliceClose(start_ms, 1, 0),))
-        frames = [Frame.pack(seq + n, ref, closed) for n, ref in enumerate(refs)]
+        frames = [Frame.pack(seq + n, ref, closed) for n, ref in enumerate(center.refs)]
         partials, facts = split_body(closed)
         stored = [StoredFrame(f.query, EDGE, "i", f.seq, partials) for f in frames]
         with mock.patch.object(os, "fsync", wraps=os.fsync) as fsync, timed("log"):
-            located = log.append(stored)
+            located = center.log.append(stored)
         rows = [
             UnindexedFrame(f.query, EDGE, "i", f.seq, f.crc32c, f.wire_bytes, start_ms, at, f.raw_bytes, 4, facts=facts)
             for f, at in zip(frames, located, strict=True)
         ]
         with timed("index"):
-            catalog.frames.index(rows)
+            center.catalog.frames.index(rows)
         with timed("plan"):
-            run = next_run(planner, after)
+            run = center.next_run()
         if run is None or len(run.frames) != queries:
             raise RuntimeError(f"not {queries} frames are planned: {run}")
         with timed("merge"):
-            merge(run, directory / "log")
-        after |= run.through
-    segments = len(log.segments())
+            center.merge(run)
+        center.after |= run.through
+    segments = len(center.log.segments())
     with timed("retention"):
-        catalog.frames.drop({query_key(ref): windows + 1 for ref in refs})
+        center.catalog.frames.drop({query_key(ref): windows + 1 for ref in center.refs})
     used_s["retention"] *= windows / (windows + 1)
-    catalog.close()
+    center.close()
     return {
         "queries": queries,
         "cpu_us_per_frame": {step: round(s / windows / queries * 1e6, 1) for step, s in used_s.items()},

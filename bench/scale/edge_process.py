@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import resource
 import sqlite3
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import httpx
 import numpy as np
@@ -34,21 +31,18 @@ from sim.demo.ports import free_address, free_port
 WINDOW_MS = 5_000
 RATES, SECONDS, WARM_S = (40, 1_000, 10_000), 20, 6
 BUDGETS: dict[str, dict[str, Any]] = {"exact": {}, "1 % and 2 s": {"budget": {"error": 0.01, "staleness": "2s"}}}
-COMMANDS = ("--help", "query --help", "top --help", "edge run --help", "center --help")
-REPLAYED, FOLLOWED, STDIN, PUSHED = "replayed", "followed", "standard input", "pushed"
-APPENDS_S, PUSHES_S = 0.01, 0.05
-"""Time between two appends of the writer to the file that the edge follows, and between two pushes."""
+APPENDS_S = 0.01
+"""Time between two appends of the writer to the file that the edge follows."""
 WITHIN_S = 60.0
 FOUR = (["package"], ["country"], ["package", "country"], [])
 """Key columns of four queries."""
-REST, HEADLINE = "at rest", "1000 records/s, replayed, exact"
+REST = "at rest"
 
 
 def measure(smoke: bool) -> dict[str, Any]:
-    """Returns rows by input, rate and budget: percent of a core, MiB, and ms from a window's end until its last frame
-    arrived.
+    """Returns rows by input, rate and budget, and of an edge at rest.
 
-    Then an edge at rest, and the CPU time of commands.
+    A row has percent of a core, MiB, and ms from a window's end until its last frame arrived.
     """
     seconds, warm_s = (2, 2) if smoke else (SECONDS, WARM_S)
     rows: dict[str, Any] = {}
@@ -56,18 +50,11 @@ def measure(smoke: bool) -> dict[str, Any]:
         for name, budget in BUDGETS.items() if not smoke else (("exact", {}),):
             rows[f"{rate} records/s, replayed, {name}"] = _edge([_query("q", **budget)], rate, seconds, warm_s)
         if not smoke:
-            rows[f"{rate} records/s, followed"] = _edge([_query("q")], rate, seconds, warm_s, FOLLOWED)
-    accuracy = {"accuracy": {"error": "5%", "confidence": "95%", "measure": "n"}, "lateness": "10s"}
-    for name, source, query in (
-        ("standard input", STDIN, _query("q")),
-        ("pushed", PUSHED, _query("q")),
-        ("followed, accuracy", FOLLOWED, _query("q", group_by=[], **accuracy)),
-    ):
-        rows[f"1000 records/s, {name}"] = _edge([query], 1_000, seconds, warm_s, source)
+            rows[f"{rate} records/s, followed"] = _edge([_query("q")], rate, seconds, warm_s, follow=True)
     four = [_query(f"q{n}", group_by=keys) for n, keys in enumerate(FOUR)]
-    rows["1000 records/s, followed, four queries"] = _edge(four, 1_000, seconds, warm_s, FOLLOWED)
-    rows[REST] = _edge([], 0, seconds, warm_s, FOLLOWED)
-    return rows | {"cli_cpu_s": {words: _cli_cpu_s(words) for words in COMMANDS[: 2 if smoke else None]}}
+    rows["1000 records/s, followed, four queries"] = _edge(four, 1_000, seconds, warm_s, follow=True)
+    rows[REST] = _edge([], 0, seconds, warm_s, follow=True)
+    return rows
 
 
 def _query(name: str, **changes: Any) -> dict[str, Any]:
@@ -82,7 +69,7 @@ def _query(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def _edge(
-    queries: list[dict[str, Any]], rate: int, seconds: float, warm_s: float, source: str = REPLAYED
+    queries: list[dict[str, Any]], rate: int, seconds: float, warm_s: float, *, follow: bool = False
 ) -> dict[str, float]:
     """Runs an edge on generated records; measures it for `seconds` after `warm_s`."""
     with tempfile.TemporaryDirectory() as folder:
@@ -97,7 +84,7 @@ def _edge(
         catalog.close()
         gateway = start_gateway(directory, port)
         try:
-            with _running(directory, port, rate, seconds + warm_s + 30, source) as (process, url):
+            with _running(directory, port, rate, seconds + warm_s + 30, follow) as (process, url):
                 _await_session(url, process)
                 time.sleep(warm_s)
                 used_s, began_s, began_ms = _cpu_s(process), time.perf_counter(), now_ms()
@@ -133,23 +120,17 @@ def _closes_ms(catalog: Path, since_ms: int) -> list[int]:
 
 @contextmanager
 def _running(
-    directory: Path, port: int, rate: int, seconds: float, source: str
+    directory: Path, port: int, rate: int, seconds: float, follow: bool
 ) -> Iterator[tuple[psutil.Process, str]]:
-    """Runs an edge whose records begin in two seconds."""
+    """Runs an edge whose records begin in two seconds. It replays a file, or follows a file that grows."""
     listen, file = free_address(), directory / "downloads.csv"
     begin_ms = (now_ms() + 2_999) // 1000 * 1000
     table = generate_downloads(int(rate * seconds), begin_ms, begin_ms + int(1000 * seconds))
     stream: dict[str, Any] = {"columns": COLUMNS, "time": {"column": "at_ms", "unit": "ms"}}
-    stream["sources"] = [
-        {"stdin": {"format": "csv"}} if source == STDIN
-        else {"http": {}} if source == PUSHED
-        else {"file": {"path": str(file), "format": "csv", "follow": source == FOLLOWED}}
-    ]  # fmt: skip
-    stop = threading.Event()
-    header = ",".join(table.column_names) + "\n"
-    if source == FOLLOWED:
-        file.write_text(header)
-    elif source == REPLAYED:
+    stream["sources"] = [{"file": {"path": str(file), "format": "csv", "follow": follow}}]
+    if follow:
+        file.write_text(",".join(table.column_names) + "\n")
+    else:
         at = datetime.fromtimestamp(begin_ms / 1000, UTC).isoformat()
         stream["replay"] = {"speed": 1, "start": at, "at": at}
         csv.write_csv(table, file, csv.WriteOptions(quoting_style="none"))
@@ -162,55 +143,33 @@ def _running(
     }
     path = directory / "edge.yaml"
     path.write_text(yaml.safe_dump(config))
-    edge = subprocess.Popen(
-        [sys.executable, "-m", "edgewater", "edge", "run", str(path), "--log-level", "error"],
-        stdin=subprocess.PIPE,
-        text=True,
-    )
-    if source == FOLLOWED:
-        write, every_s = _appender(file.open("a")), APPENDS_S
-    elif source == STDIN:
-        assert edge.stdin is not None
-        write, every_s = _appender(edge.stdin), APPENDS_S
-        write(header)
-    else:
-        client = httpx.Client(headers={"Content-Type": "text/csv"})
-        write, every_s = (
-            lambda text: client.post(f"http://{listen}/v1/streams/downloads", content=header + text),
-            PUSHES_S,
-        )
-    writer = threading.Thread(target=_write, args=(write, every_s, table, stop))
-    if source != REPLAYED:
+    command = [sys.executable, "-m", "edgewater", "edge", "run", str(path), "--log-level", "error"]
+    edge = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    stop = threading.Event()
+    writer = threading.Thread(target=_append, args=(file, table, stop))
+    if follow:
         writer.start()
     try:
         yield psutil.Process(edge.pid), f"http://{listen}"
     finally:
         stop.set()
-        if source != REPLAYED:
+        if follow:
             writer.join()
         edge.terminate()
         edge.wait()
 
 
-def _appender(file: TextIO) -> Callable[[str], Any]:
-    def append(text: str) -> None:
-        file.write(text)
-        file.flush()
-
-    return append
-
-
-def _write(write: Callable[[str], Any], every_s: float, table: Any, stop: threading.Event) -> None:
-    """Writes the records at their event times."""
+def _append(path: Path, table: Any, stop: threading.Event) -> None:
+    """Appends the records at their event times."""
     times, row = table["at_ms"].to_numpy(), 0
     columns = [pc.cast(column, "string") for column in table.columns]
     lines = pc.binary_join_element_wise(*columns, ",").to_pylist()
-    while not stop.wait(every_s):
-        end = int(times.searchsorted(now_ms()))
-        if end > row:
-            with contextlib.suppress(OSError, httpx.TransportError):  # the edge does not listen yet
-                write("\n".join(lines[row:end]) + "\n")
-                row = end
+    with path.open("a") as file:
+        while not stop.wait(APPENDS_S):
+            end = int(times.searchsorted(now_ms()))
+            file.write("".join(f"{line}\n" for line in lines[row:end]))
+            file.flush()
+            row = max(row, end)
 
 
 def _await_session(url: str, process: psutil.Process) -> None:
@@ -244,15 +203,3 @@ def _memory_mib(process: psutil.Process) -> dict[str, float]:
     status = Path(f"/proc/{process.pid}/status").read_text().splitlines()
     kib = {line.partition(":")[0]: int(line.split()[1]) for line in status if line.startswith(("VmRSS", "VmHWM"))}
     return {"rss_mib": round(kib["VmRSS"] / 1024, 1), "peak_rss_mib": round(kib["VmHWM"] / 1024, 1)}
-
-
-def _cli_cpu_s(words: str) -> float:
-    """Returns the CPU seconds of a command, the minimum of three runs."""
-    used = []
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        command = [sys.executable, "-m", "edgewater", *words.split()]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ | {"COLUMNS": "80"})
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        used.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    return round(min(used), 3)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from typing import Any
-from unittest.mock import patch
 
-from center.ledger import EdgesChanged, FramesMerged, FrameSummary, Ledger, QueryRegistered, stored_state
-from center.ledger.withheld import Totals
-from edgewater.answers import WithheldBound
+from center.ledger import EdgesChanged, FramesMerged, FrameSummary, Ledger, QueryRegistered
+from edgewater.base.streams import LIVE, EdgeId
 from edgewater.model.edge_records import EdgeRecord, StreamRecord
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.streams import LIVE, EdgeId
 from edgewater.wire import QueryRef, SliceClose
+from tests.center.snapshots import snapshot
 
 REF = QueryRef("q", 1)
 SPEC = {"name": "q", "from": "load", "measures": {"n": "count()"}, "window": {"tumbling": "1s"}, "lateness": "10s"}
@@ -46,14 +44,8 @@ class Edges:
 
 
 def measure(smoke: bool) -> dict[str, Any]:
-    """Returns, by number of edges, batches of frames of 1, 32 and all edges, and the load of a takeover. Then the same
-    with all edges in one row.
-    """
-    counts = (100,) if smoke else (100, 1_000, 5_000)
-    parts = {str(count): _measure(count) for count in counts}
-    with patch.object(stored_state, "EDGES_PER_PART", 1 << 30):
-        whole = {str(count): _measure(count) for count in counts}
-    return {"by_edges": parts, "by_edges_without_parts": whole, "answer_of_60_slices_20_edges_ms": _statements()}
+    """Returns, by number of edges, batches of frames of 1, 32 and all edges, and the load of a takeover."""
+    return {"by_edges": {str(count): _measure(count) for count in ((100,) if smoke else (100, 1_000, 5_000))}}
 
 
 def _measure(count: int) -> dict[str, Any]:
@@ -65,23 +57,9 @@ def _measure(count: int) -> dict[str, Any]:
             written += edges.batch(range(first, first + size), window + (number if size == count else 0))
         ms = (time.process_time() - began_s) / batches * 1000
         row[f"batch_of_{'all' if size == count else size}"] = {"ms": round(ms, 2), "bytes": written // batches}
-    snapshot, began_s = edges.ledger.snapshot(REF), time.process_time()
-    Ledger().restore(REF, snapshot)
-    return row | {"load_ms": round((time.process_time() - began_s) * 1000, 1), "snapshot_bytes": len(snapshot)}
-
-
-def _statements() -> float:
-    """Returns the CPU of uniting the withheld values of 20 edges in the 60 slices of a sliding window, for each of its
-    answers.
-    """
-    spec = QuerySpec.from_mapping(
-        {**SPEC, "window": {"sliding": "60s", "every": "1s"}, "measures": {"n": "count()", "s": "sum(x)"}}
-    )
-    slices = [Totals(3, 0, {"n": WithheldBound(1.0, 2.0), "s": WithheldBound(1.5, 2.5)}, {}) for _ in range(60)]
-    began_s = time.process_time()
-    for _ in range(20 * 50):
-        Totals.union(slices, spec)
-    return round((time.process_time() - began_s) / 50 * 1000, 3)
+    state, began_s = snapshot(edges.ledger, REF), time.process_time()
+    Ledger().restore(REF, state)
+    return row | {"load_ms": round((time.process_time() - began_s) * 1000, 1), "snapshot_bytes": len(state)}
 
 
 def _name(number: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +30,27 @@ def kind_of(process: psutil.Process) -> str:
     return next((part for part in (GATEWAY, JOB, API) if part in command), "supervisor")
 
 
+def center_processes(demo: Demo) -> Iterator[tuple[str, psutil.Process]]:
+    """Yields the processes of a center with their kinds."""
+    center = psutil.Process(demo.processes["center"].pid)
+    for process in (center, *center.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):
+            yield kind_of(process), process
+
+
 class CpuMeter:
     """CPU seconds by kind of process since it was made. Processes that have ended meanwhile are missing."""
 
     def __init__(self, demo: Demo) -> None:
-        self._center = psutil.Process(demo.processes["center"].pid)
-        self._load = psutil.Process()
+        self._demo = demo
         self._before = self._read()
         self._began_s = time.perf_counter()
 
     def _read(self) -> dict[tuple[int, str], float]:
         used: dict[tuple[int, str], float] = {}
-        for process in [self._load, self._center, *self._center.children(recursive=True)]:
+        for kind, process in (("load generator", psutil.Process()), *center_processes(self._demo)):
             with contextlib.suppress(psutil.Error):
                 times = process.cpu_times()
-                kind = "load generator" if process == self._load else kind_of(process)
                 used[process.pid, kind] = times.user + times.system
         return used
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from sim.demo.run import Demo
 
 LOAD = "load generator"
 WARM_UP_S = 20
-SETTINGS: dict[str, Any] = {"api": {"limits": {"changes": "1000/second"}}, "gateway": {"work": 100_000_000}}
+SETTINGS: dict[str, Any] = {"api": {"limits": {"changes": "1000/second"}}, "gateway": {"work_per_s": 100_000_000}}
 """By default an edge gets 25,000 units of work a second, which are 1,316 of the small partials. With one edge the bench
 would measure this share."""
 
@@ -61,31 +61,6 @@ def _flood(
     each = {kind: round(s / done["partials"] * 1e6, 1) for kind, s in used.items() if kind != "wall"}
     center = sum(us for kind, us in each.items() if kind != LOAD)
     return done | {"cpu_us_per_partial": each, "cpu_us_per_partial_of_the_center": round(center, 1)}
-
-
-def measure_closes(smoke: bool) -> dict[str, Any]:
-    """Measures windows that many queries close at the same time."""
-    counts, windows = ((20,), 1) if smoke else ((100, 500), 5)
-    rows: dict[str, dict[str, Any]] = {}
-    with tempfile.TemporaryDirectory() as directory:
-        demo, _ = started(Path(directory), metered(SETTINGS))
-        try:
-            asyncio.run(_close(demo, 20, 1))
-            for count in counts:
-                runs = [asyncio.run(_close(demo, count, windows)) for _ in range(2)]
-                rows[f"{count} queries"] = _mean(runs) | {"runs": runs}
-        finally:
-            demo.stop()
-    return rows
-
-
-def _mean(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the mean of each number of several runs."""
-    means: dict[str, Any] = {}
-    for key, value in runs[0].items():
-        each = [run[key] for run in runs]
-        means[key] = _mean(each) if isinstance(value, Mapping) else round(sum(each) / len(each), 3)
-    return means
 
 
 async def _close(demo: Demo, count: int, windows: int) -> dict[str, Any]:

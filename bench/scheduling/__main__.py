@@ -1,8 +1,8 @@
-"""`python -m bench.scheduling [--smoke] [--only PART] [--json]`: policies on too little CPU, in bench/out/.
+"""`python -m bench.scheduling [--smoke] [--only PART]`: policies on too little CPU, in bench/out/scheduling.json.
 
-Parts: latency, throughput and slowdown by load; nodes; caps of memory; the length of a cycle; how often the ingestion
-interval is right; the scheduler's own CPU; admission in a real center; the cost of an edge's core per record. Arrivals
-and the worker are simulated (`sim.scheduling`).
+Parts: latency, throughput and slowdown by load; nodes; caps of memory; how often the ingestion interval is right; the
+scheduler's own CPU; admission in a real center. Arrivals and the worker are simulated (`sim.scheduling`). From the
+file, `make results` makes a page's tables, and `make goals` judges the goals.
 """
 
 from __future__ import annotations
@@ -17,16 +17,12 @@ import click
 
 from bench.scheduling.cells import EPOCHS, PARTS, Cell, Row, Size, accuracy, cells, measure
 from bench.scheduling.center import center_rows
-from bench.scheduling.core_cost import core_rows
-from bench.scheduling.goals import verdicts
-from bench.scheduling.plots import draw
-from bench.scheduling.tables import markdown
 from sim.scheduling.workload import BENCHMARKS
 
 OUT = Path("bench/out")
-SMOKE = Size(3.0, 1, (60, 70), ("ysb",), (1, 2), ("klink", "fair"), (16,), (120,))
+SMOKE = Size(3.0, 1, (60, 70), ("ysb",), (1, 2), ("klink", "fair"), (16,))
 
-SMOKE_PARTS = ("load", "memory", "accuracy", "overhead", "center", "core")
+SMOKE_PARTS = ("load", "memory", "accuracy", "overhead", "center")
 
 
 @click.command()
@@ -35,7 +31,6 @@ SMOKE_PARTS = ("load", "memory", "accuracy", "overhead", "center", "core")
 @click.option("--seeds", type=click.IntRange(1), default=2, show_default=True, help="Runs per row.")
 @click.option("--seconds", type=click.IntRange(1), default=120, show_default=True, help="Simulated time per run.")
 @click.option("--benchmark", type=click.Choice(BENCHMARKS), multiple=True, help="Workloads to run.  [default: all]")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @click.option("--processes", type=click.IntRange(1), default=2, show_default=True)
 def main(
     only: tuple[str, ...],
@@ -43,10 +38,9 @@ def main(
     seeds: int,
     seconds: int,
     benchmark: tuple[str, ...],
-    as_json: bool,
     processes: int,
 ) -> None:
-    """Compare scheduling policies, and judge the goals."""
+    """Compare scheduling policies; print a row of JSON per run."""
     parts = only or (SMOKE_PARTS if smoke else PARTS)
     size = SMOKE if smoke else Size(seconds=float(seconds), seeds=seeds, benchmarks=benchmark or BENCHMARKS)
     wanted = cells(parts, size)
@@ -60,20 +54,9 @@ def main(
         rows += accuracy(size.seeds, 60 if smoke else EPOCHS)
     if "center" in parts:
         rows += center_rows(2, 1, (1.2,)) if smoke else center_rows()
-    if "core" in parts:
-        rows += core_rows((4_096,), 1, 8_192) if smoke else core_rows()
     (OUT / "scheduling.json").write_text(json.dumps(rows) + "\n")
-    figures = list(draw(rows, OUT))
-    if as_json:
-        click.echo(json.dumps([{k: v for k, v in row.items() if k != "distribution"} for row in rows]))
-        return
-    for part in parts:
-        click.echo(f"\n## {part}\n\n{markdown(part, [r for r in rows if r['part'] == part])}")
-    click.echo("## goals\n")
-    for line in verdicts(rows):
-        click.echo(line)
-    for path in figures:
-        click.echo(path)
+    for row in rows:
+        click.echo(json.dumps(row))
 
 
 def _measured(wanted: Sequence[Cell], processes: int) -> Iterator[Row]:

@@ -14,23 +14,20 @@ from edgewater.scheduling import IngestionHistory
 from sim.scheduling.engine import Experiment, run
 from sim.scheduling.policies import POLICIES
 from sim.scheduling.summary import summarise
-from sim.scheduling.workload import BENCHMARKS, COSTS, DELAYS, Load, draw_delays
+from sim.scheduling.workload import BENCHMARKS, COSTS, DELAYS, OfferedLoad, draw_delays
 
 Row = dict[str, Any]
 
-PARTS = ("load", "nodes", "memory", "cycles", "accuracy", "overhead", "center", "core")
+PARTS = ("load", "nodes", "memory", "accuracy", "overhead", "center")
 PER_QUERY = 0.94 / 60
 """Share of a core that one query needs: 60 queries are 94 %."""
 QUERIES = (10, 40, 60, 70, 100)
 NODES = (1, 2, 4, 8)
 CAPS_MB = (16, 64, 256)
-CYCLES_MS = (10, 30, 60, 120, 240)
 CONFIDENCES = (0.67, 0.9, 0.95, 0.99)
 WITHOUT, REDUCTION = "klink w/o MM", "klink, reduction first"
 EPOCHS = 3_000
 EVENTS_PER_EPOCH = 50
-POINTS = 100
-"""Number of quantiles of the latency that the plots show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +44,8 @@ class Size:
     queries: tuple[int, ...] = QUERIES
     benchmarks: tuple[str, ...] = BENCHMARKS
     nodes: tuple[int, ...] = NODES
-    policies: tuple[str, ...] = POLICIES
+    policies: tuple[str, ...] = tuple(POLICIES)
     caps_mb: tuple[int, ...] = CAPS_MB
-    cycles_ms: tuple[int, ...] = CYCLES_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +59,7 @@ class Cell:
 
 
 def cells(parts: Sequence[str], size: Size) -> list[Cell]:
-    base = Load(seconds=size.seconds)
+    base = OfferedLoad(seconds=size.seconds)
     found = []
     for benchmark in size.benchmarks:
         for costs in COSTS:
@@ -88,9 +84,6 @@ def cells(parts: Sequence[str], size: Size) -> list[Cell]:
         if "nodes" in parts:
             load = _of(replace(base, benchmark=benchmark, costs="mixed"), 80)
             found += [Cell("nodes", Experiment(load, p, n), size.seeds) for n in size.nodes for p in size.policies]
-    if "cycles" in parts:
-        load = _of(replace(base, costs="mixed"), 60)
-        found += [Cell("cycles", Experiment(load, "klink", cycle_ms=c), size.seeds) for c in size.cycles_ms]
     if "overhead" in parts:
         measured = [
             Experiment(_of(base, q), p, measure_overhead=True) for q in (40, 60, 100) for p in ("klink", "fair")
@@ -99,19 +92,18 @@ def cells(parts: Sequence[str], size: Size) -> list[Cell]:
     return found
 
 
-def _of(load: Load, queries: int) -> Load:
+def _of(load: OfferedLoad, queries: int) -> OfferedLoad:
     return replace(load, queries=queries, share=queries * PER_QUERY)
 
 
 def measure(cell: Cell) -> Row:
     """Runs a cell over its seeds; latencies are the means of the seeds' figures."""
-    rows, latencies = [], []
+    rows = []
     scheduler_s = busy_s = 0.0
     for seed in range(1, cell.seeds + 1):
         experiment = replace(cell.experiment, load=replace(cell.experiment.load, seed=seed))
         outcome = run(experiment)
         rows.append(summarise(experiment, outcome))
-        latencies.append(outcome.latency_ms)
         scheduler_s += outcome.scheduler_s - outcome.clock_calls * _CLOCK_S
         busy_s += outcome.busy_s
     load, policy = cell.experiment.load, cell.experiment.policy
@@ -134,7 +126,6 @@ def measure(cell: Cell) -> Row:
         **means,
         "memory_peak": max(row["memory_peak"] for row in rows),
         "overhead": scheduler_s / busy_s if cell.experiment.measure_overhead else None,
-        "distribution": np.quantile(np.concatenate(latencies), np.linspace(0, 1, POINTS)).tolist(),
     }
 
 

@@ -17,23 +17,17 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from bench.plans import apply, merge, next_run
+from bench.plans import JobCenter
 from bench.scheduling.cells import Row
-from center.catalog import Catalog, UnindexedFrame
-from center.job.admission import AdmissionPolicy, BatchLimits, RoundRobin
-from center.job.batch_applier import BatchApplier
-from center.job.ledger_writer import CatalogEvents, LedgerWriter
-from center.job.metrics import JobMetrics
-from center.job.planner import FramePlanner
-from center.ledger import Ledger
-from center.results import ResultStore
+from bench.scheduling.round_robin import RoundRobin
+from center.catalog import UnindexedFrame
+from center.job.admission import BatchLimits, LeastSlack
 from center.storage.frame_facts import split_body
-from center.storage.frame_log import FrameLog, StoredFrame
+from center.storage.frame_log import StoredFrame
+from edgewater.base.streams import EdgeId
 from edgewater.guard.frame_work import FrameWork
-from edgewater.model.edge_records import StreamRecord
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import query_key
-from edgewater.model.streams import LIVE, EdgeId
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import Frame, FrameBody, Partial, QueryRef, SliceClose
 
@@ -57,34 +51,20 @@ class _Send:
     part: int
 
 
-class Center:
+class Center(JobCenter):
     """One center, whose clock is the CPU time of its job."""
 
-    def __init__(self, directory: Path, queries: int, admission: AdmissionPolicy | None) -> None:
-        url = f"sqlite:///{directory}/center.db"
-        self._catalog, self._log = Catalog(url), FrameLog(directory / "log")
-        self._store, ledger, metrics = ResultStore(url), Ledger(), JobMetrics()
-        streams = (StreamRecord("s", COLUMNS, LIVE),)
-        self._edges = [EdgeId(f"edge{number}") for number in range(EDGES)]
-        for edge in self._edges:
-            self._catalog.edges.begin_session(
-                edge, "i", labels={}, streams=streams, oldest_seq=0, next_seq=0, now_ms=BEGIN_MS, session=edge
-            )
+    def __init__(self, directory: Path, queries: int, admission: LeastSlack | None) -> None:
+        self.clock_ms = float(BEGIN_MS)
         self.offsets_ms = [number * STEP_MS // queries for number in range(queries)]
         self._specs = [_spec(number, offset_ms) for number, offset_ms in enumerate(self.offsets_ms)]
-        self._refs = [self._catalog.queries.register(spec, BEGIN_MS)[0].ref for spec in self._specs]
+        self._edges = [EdgeId(f"edge{number}") for number in range(EDGES)]
+        super().__init__(directory, self._specs, self._edges, COLUMNS, self.now_ms, LIMITS, admission)
         self._partial = _partial(self._specs[0])
         self._seqs = dict.fromkeys(self._edges, 0)
-        self._writer = LedgerWriter(ledger, self._store, CatalogEvents(self._catalog), metrics, now_ms=self.now_ms)
-        self._planner = FramePlanner(self._catalog, self._writer.consumed, LIMITS, time.monotonic, admission=admission)
-        self._log_dir = directory / "log"
-        self._applier = BatchApplier(self._writer, self._catalog, metrics, self._log_dir, now_ms=self.now_ms)
-        self._after: dict[str, int] = {}
-        self._closing: dict[QueryRef, dict[int, float]] = {ref: {} for ref in self._refs}
-        self._positions: dict[QueryRef, int] = dict.fromkeys(self._refs, 0)
+        self._closing: dict[QueryRef, dict[int, float]] = {ref: {} for ref in self.refs}
+        self._positions: dict[QueryRef, int] = dict.fromkeys(self.refs, 0)
         self._through_ms: dict[tuple[int, int], int] = {}
-        self.clock_ms = float(BEGIN_MS)
-        self.batches = 0
         self.slowness = 1.0
 
     def now_ms(self) -> int:
@@ -96,7 +76,7 @@ class Center:
             return
         stored, rows = [], []
         for send in sends:
-            spec, ref, edge = self._specs[send.query], self._refs[send.query], self._edges[send.edge]
+            spec, ref, edge = self._specs[send.query], self.refs[send.query], self._edges[send.edge]
             start_ms = BEGIN_MS + self.offsets_ms[send.query] + send.window * STEP_MS
             closes = (SliceClose(start_ms, PARTS, 0),) if send.part == PARTS - 1 else ()
             # A frame of the next window may arrive before the frame that closes this window.
@@ -113,8 +93,8 @@ class Center:
             work = FrameWork.of(spec)
             work.add_slice(start_ms, work.of_partial(len(self._partial)) + work.of_close(0) * len(closes))
             rows.append((ref, edge, frame, facts, work.units, through_ms, int(send.at_ms)))
-        locations = self._log.append(stored)
-        self._catalog.frames.index([
+        locations = self.log.append(stored)
+        self.catalog.frames.index([
             UnindexedFrame(
                 ref, edge, "i", f.seq, f.crc32c, f.wire_bytes, at_ms, location, f.raw_bytes, units, through_ms,
                 facts=facts,
@@ -125,28 +105,18 @@ class Center:
     def batch(self) -> list[float]:
         """Runs a plan and advances the clock. Returns the latencies of closing frames that it applied, in ms."""
         began_s = time.process_time()
-        run = next_run(self._planner, self._after)
+        run = self.next_run()
         if run is None:
             return []
-        merged = merge(run, self._log_dir)
-        took_s = self.slowness * (time.process_time() - began_s)
-        self._planner.done(run, took_s)
-        apply(self._applier, run, merged, self.now_ms())
-        end = run.through
-        self._after |= end
+        merged = self.merge(run)
+        self.planner.done(run, self.slowness * (time.process_time() - began_s))
+        self.apply(run, merged)
         self.clock_ms += 1e3 * self.slowness * (time.process_time() - began_s)
-        self.batches += 1
         latencies = []
         for ref, closing in self._closing.items():
-            applied = end.get(query_key(ref), 0)
+            applied = run.through.get(query_key(ref), 0)
             latencies += [self.clock_ms - closing.pop(position) for position in list(closing) if position <= applied]
-        self._start = end
         return latencies
-
-    def close(self) -> None:
-        self._writer.close()
-        self._store.close()
-        self._catalog.close()
 
 
 def _spec(number: int, offset_ms: int) -> QuerySpec:

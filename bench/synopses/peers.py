@@ -22,14 +22,12 @@ class Theirs:
     Attributes:
         add: inserts values in the fastest way: an array, or one call per item.
         takes_arrays: whether `add` takes an array.
-        merge: merges many sketches into a new one.
     """
 
     library: str
     make: Callable[[], Any]
     add: Callable[[Any, np.ndarray], None]
     takes_arrays: bool
-    merge: Callable[[list[Any]], Any]
 
 
 @dataclass(frozen=True)
@@ -70,31 +68,6 @@ def an_array(sketch: Any, values: np.ndarray) -> None:
     sketch.update(values)
 
 
-def into_a_new(make: Callable[[], Any]) -> Callable[[list[Any]], Any]:
-    def merge(parts: list[Any]) -> Any:
-        whole = make()
-        for part in parts:
-            whole.merge(part)
-        return whole
-
-    return merge
-
-
-def into_a_union(parts: list[Any]) -> Any:
-    union = datasketches.hll_union(PRECISION)
-    for part in parts:
-        union.update(part)
-    union.get_estimate()
-    return union
-
-
-def into_a_var_opt_union(parts: list[Any]) -> Any:
-    union = datasketches.var_opt_union(SAMPLE)
-    for part in parts:
-        union.update(part)
-    return union.get_result()
-
-
 def _hll() -> Any:
     return datasketches.hll_sketch(PRECISION, datasketches.HLL_8)
 
@@ -115,25 +88,25 @@ def _count_min_pair(width: int, values: Callable[[np.random.Generator, int], np.
     def make() -> Any:
         return _count_min(width)
 
-    theirs = Theirs("datasketches", make, one_by_one("update"), False, into_a_new(make))
+    theirs = Theirs("datasketches", make, one_by_one("update"), False)
     return Pair(name, lambda: CountMin(width, DEPTH), theirs, values, 12e6 if width == 65536 else None)
 
 
 PAIRS = (
     Pair("hll 2^12", lambda: HyperLogLog(PRECISION),
-         Theirs("datasketches", _hll, one_by_one("update"), False, into_a_union), keys, 25e6),
+         Theirs("datasketches", _hll, one_by_one("update"), False), keys, 25e6),
     _count_min_pair(65536, zipf, "count-min 5x65536, Zipf"),
     _count_min_pair(65536, keys, "count-min 5x65536, all different"),
     _count_min_pair(1024, zipf, "count-min 5x1024, Zipf"),
     Pair("kll k=200", lambda: Kll(K),
-         Theirs("datasketches", _kll, an_array, True, into_a_new(_kll)), latencies),
+         Theirs("datasketches", _kll, an_array, True), latencies),
     Pair("kll k=200, per item", lambda: Kll(K),
-         Theirs("datasketches", _kll, one_by_one("update"), False, into_a_new(_kll)), latencies),
+         Theirs("datasketches", _kll, one_by_one("update"), False), latencies),
     Pair("ddsketch 1 %", lambda: DDSketch(ALPHA),
-         Theirs("ddsketch", _dd, one_by_one("add"), False, into_a_new(_dd)), latencies, 40e6),
+         Theirs("ddsketch", _dd, one_by_one("add"), False), latencies, 40e6),
     Pair("reservoir 1024", lambda: ReservoirSample(SAMPLE),
-         Theirs("datasketches var_opt", lambda: datasketches.var_opt_sketch(SAMPLE), one_by_one("update"), False,
-                into_a_var_opt_union), latencies),
+         Theirs("datasketches var_opt", lambda: datasketches.var_opt_sketch(SAMPLE), one_by_one("update"), False),
+         latencies),
     Pair("bloom 1 % of 1 M", lambda: BloomFilter.for_capacity(1_000_000, 0.01), None, keys),
 )  # fmt: skip
 """Without Bloom filters: the Python bindings of datasketches 5.2 have none."""

@@ -1,4 +1,4 @@
-"""Updates per second and merging, compared with the peers on the same arrays in one run."""
+"""Updates per second, compared with the peers on the same arrays in one run."""
 
 from __future__ import annotations
 
@@ -22,18 +22,14 @@ class SpeedSize:
     Attributes:
         values: values per array.
         one_by_one: values for peers without array input.
-        parts: number of merged sketches.
-        part: values per sketch.
     """
 
     values: int = 1 << 21
     one_by_one: int = 1 << 18
-    parts: int = 1000
-    part: int = 2000
     repeats: int = 5
 
 
-SMOKE = SpeedSize(2_000, 1_000, 5, 200, 1)
+SMOKE = SpeedSize(2_000, 1_000, 1)
 
 
 def best(run: Callable[[], object], repeats: int) -> float:
@@ -89,39 +85,3 @@ def _rates(given: tuple[int, int, SpeedSize]) -> tuple[float, float]:
             peer = pair.theirs
             theirs.append(best(lambda peer=peer: peer.add(peer.make(), few), 1))  # type: ignore[misc]
     return size.values / min(ours), len(few) / min(theirs) if theirs else 0.0
-
-
-def merging(size: SpeedSize) -> list[dict[str, Any]]:
-    """Returns rows per pair: milliseconds to merge 1,000 sketches of 2,000 values each."""
-    rows = []
-    for pair in PAIRS:
-        if pair.theirs is None or pair.name in ("kll k=200, per item", "count-min 5x65536, Zipf",
-                                                "count-min 5x65536, all different"):  # fmt: skip
-            continue  # it duplicates another pair, or needs gigabytes of counters
-        rng = np.random.default_rng(1)
-        parts = [pair.values(rng, size.part) for _ in range(size.parts)]
-        mine, theirs = [], []
-        for values in parts:
-            mine.append(pair.ours())
-            # The records are distinct; a sample needs their identities.
-            if hasattr(mine[-1]._stack, "source"):
-                mine[-1]._stack.source = len(mine)
-            mine[-1].update(values)
-            mine[-1].to_bytes()
-            theirs.append(pair.theirs.make())
-            pair.theirs.add(theirs[-1], values)
-        ours_s = best(lambda m=mine: m[0].merge_many(m[1:]).query(), size.repeats)  # type: ignore[misc]
-        theirs_s = best(lambda p=pair.theirs, t=theirs: p.merge(t), size.repeats)  # type: ignore[misc]
-        rows.append(_merge_row(pair, ours_s, theirs_s))
-    return rows
-
-
-def _merge_row(pair: Pair, ours_s: float, theirs_s: float) -> dict[str, Any]:
-    return {
-        "synopsis": pair.name,
-        "ours_ms": round(ours_s * 1e3, 2),
-        "theirs_ms": round(theirs_s * 1e3, 2),
-        "peer": pair.theirs.library if pair.theirs else None,
-        "ratio": round(theirs_s / ours_s, 2),
-        "goal_ratio": 5.0,
-    }

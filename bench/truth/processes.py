@@ -17,12 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from bench.early_answers_e2e.__main__ import LiveListener, sleep_until, start_center
-from bench.early_answers_e2e.edges import PushSchedule, edge_config, pusher
+from bench.early_answers_e2e.__main__ import LiveListener, sleep_until
+from bench.early_answers_e2e.edges import PushSchedule, pusher, start_edges
 from bench.truth.arrivals import SOURCES, WINDOW_MS, LateRecords
 from bench.truth.cases import Case, State, Tallies, Tally
 from bench.truth.early_answers import COLD_WINDOWS, ERROR, SUBSTREAM_MS, WARM_UP
-from sim.demo.ports import free_port
 from sim.demo.run import Demo
 
 RATE = 200.0
@@ -92,23 +91,15 @@ def schedules(stream: str, seed: int, windows: int, begin_ms: int) -> list[PushS
 
 
 def _measure(system: Demo, seed: int, windows: int) -> dict[tuple[str, State], Tallies]:
-    start_center(system, free_port())
-    ports = [free_port() for _ in range(SOURCES)]
+    system.start_center()
     names = {}
     for stream in STREAMS:
         for measure, confidence in ASKED:
             name = f"{stream}_{measure}_{round(100 * confidence)}"
             names[name] = stream, measure, confidence
             system.client.post("/v1/queries", json=spec(name, stream, measure, confidence)).raise_for_status()
-    for edge, port in enumerate(ports):
-        config = edge_config(f"e{edge}", system.gateway_port, port, system.directory / "state" / f"e{edge}", 0)
-        (template,) = config["streams"].values()
-        config["streams"] = {
-            stream: {**template, "disorder": f"{disorder_ms}ms"} for stream, (_, _, disorder_ms) in STREAMS.items()
-        }
-        system._start(f"e{edge}", ["edge", "run", system._write(f"e{edge}.yaml", config)])
-    for edge, port in enumerate(ports):
-        system._until_ready(f"e{edge}", f"http://127.0.0.1:{port}/readyz")
+    disorder_ms = {stream: each_ms for stream, (_, _, each_ms) in STREAMS.items()}
+    ports = start_edges(system, [f"e{edge}" for edge in range(SOURCES)], disorder_ms)
     time.sleep(SETTLE_S)
     listener = LiveListener(system.url)
     listener.start()
@@ -124,7 +115,7 @@ def _measure(system: Demo, seed: int, windows: int) -> dict[tuple[str, State], T
     cold = _ask_again(system, begin_ms, windows)
     for each in pushers:
         each.join()
-    time.sleep(SETTLE_S + max(disorder_ms for _, _, disorder_ms in STREAMS.values()) / 1000)
+    time.sleep(SETTLE_S + max(disorder_ms.values()) / 1000)
     listener.stopping.set()
     system.check_alive()
     for failure in (listener.failure, *(each.failure for each in pushers)):

@@ -28,7 +28,9 @@ from edgewater.synopses import (
     Sum,
     function_named,
 )
-from edgewater.synopses.sampling import BernoulliStack, BiasedReservoirStack, ReservoirStack
+from edgewater.synopses.sampling.bernoulli import BernoulliStack
+from edgewater.synopses.sampling.biased_reservoir import BiasedReservoirStack
+from edgewater.synopses.sampling.reservoir import ReservoirStack
 
 SIZES = (20, 50, 200, 1000)
 _BERNOULLI = (20, 200)

@@ -14,12 +14,7 @@ from bench.truth.cases import CONFIDENCES, Case, Tallies
 from bench.truth.data import EDGES, NUMBERS, three_edges, zipf
 from bench.truth.samples import groups_at_a_time, note
 from edgewater.synopses import (
-    BloomStack,
-    CountMinStack,
-    CuckooStack,
     Distinct,
-    EquiDepthStack,
-    EquiWidthStack,
     Estimates,
     FloatArray,
     Frequency,
@@ -30,7 +25,6 @@ from edgewater.synopses import (
     MaxErrorWavelet,
     Maximum,
     Mean,
-    MeanStack,
     Minimum,
     Point,
     Quantile,
@@ -44,9 +38,14 @@ from edgewater.synopses import (
     Variance,
 )
 from edgewater.synopses.distinct.hyperloglog import HyperLogLogStack
-from edgewater.synopses.exact.aggregates import FloatSumStack, VarianceStack
+from edgewater.synopses.exact.aggregates import FloatSumStack, MeanStack, VarianceStack
+from edgewater.synopses.frequency.count_min import CountMinStack
 from edgewater.synopses.frequency.fast_agms import FastAgmsStack
 from edgewater.synopses.frequency.top_k import TopKStack
+from edgewater.synopses.histograms.equi_depth import EquiDepthStack
+from edgewater.synopses.histograms.equi_width import EquiWidthStack
+from edgewater.synopses.membership.bloom import BloomStack
+from edgewater.synopses.membership.cuckoo import CuckooStack
 from edgewater.synopses.quantiles.ddsketch import DDSketchStack
 
 RECORDS = 3000

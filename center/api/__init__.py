@@ -5,5 +5,3 @@ to the catalog, and have no state that another process needs.
 """
 
 from center.api.app import create_app
-
-__all__ = ["create_app"]

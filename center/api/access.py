@@ -18,7 +18,7 @@ from center.api.audit import begin_change
 from center.api.problems import HttpProblem
 from center.api.services import Services
 from center.api_access import Principal, Role
-from edgewater.model.errors import NotFound, Unauthenticated
+from edgewater.base.errors import NotFound, Unauthenticated
 from edgewater.model.query import QuerySpec
 
 BEARER = HTTPBearer(auto_error=False, description="A token of the center's configuration, or a JWT of its issuer.")
@@ -33,10 +33,12 @@ class Requires:
         role: None: everyone passes.
         scope: what the role must cover: the query that the path names; some query, if the endpoint checks the query
             itself; or all queries.
+        noun: what the path names. Grants name tables in the same way as queries.
     """
 
     role: Role | None
     scope: Scope = "some"
+    noun: str = "query"
 
     async def __call__(
         self, request: Request, _: Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)] = None
@@ -51,7 +53,7 @@ class Requires:
         if is_change:
             await begin_change(request, center.audit)
         if self.scope == "query":
-            require(request, self.role, request.path_params["name"])
+            require(request, self.role, request.path_params["name"], self.noun)
         elif not (principal.has(self.role) if self.scope == "some" else principal.may(self.role, None)):
             raise _forbidden(principal, self.role, "" if principal.has(self.role) else None)
 
@@ -69,14 +71,14 @@ async def begin_edit(request: Request, query: str) -> None:
     await begin_change(request, center.audit)
 
 
-def require(request: Request, role: Role, query: str) -> None:
-    """Raises NotFound if the caller may not read the query, HttpProblem if it lacks the role."""
+def require(request: Request, role: Role, query: str, noun: str = "query") -> None:
+    """Raises NotFound if the caller may not read the query or table, HttpProblem if it lacks the role."""
     principal = caller(request)
     if principal.may(role, query):
         return
     if role == "reader" or (not principal.may("reader", query) and request.method != "POST"):
         request.state.refused = "another's query"
-        raise NotFound(f"query {query} is not registered")
+        raise NotFound(f"{noun} {query} is not registered")
     raise _forbidden(principal, role, query)
 
 
@@ -120,6 +122,8 @@ Caller = Annotated[Principal, Depends(caller)]
 OPEN = Depends(Requires(None))
 """For everyone."""
 READS_QUERY = Depends(Requires("reader", "query"))
+READS_TABLE = Depends(Requires("reader", "query", "table"))
+EDITS_TABLE = Depends(Requires("editor", "query", "table"))
 IN_TURN = Depends(_turn, scope="function")
 """For requests that read the stores. The turn ends when the response is rendered. It follows the route's own
 requirement."""

@@ -7,37 +7,29 @@ are joined from the same pieces.
 from __future__ import annotations
 
 import hashlib
-import logging
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from io import BytesIO
-from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.csv
-from cachetools import LRUCache
 
 from center.results import AnswerRecord, as_far_as_readable
-from center.serving.answer_tables import with_quality, with_types, with_version
+from center.serving.answer_tables import page_without_answers, with_quality, with_types, with_version
+from center.serving.byte_cache import ByteCache
 from center.serving.measures import MeasureQuestions
 from center.serving.render import evaluated, render
+from edgewater.base.number_columns import concatenated
 from edgewater.model.json_types import Json
-from edgewater.model.number_columns import concatenated
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.table_texts import ARROW, CSV, JSON, csv_table, to_json
 
-R = TypeVar("R")
 RELEASE = version("edgewater")
 ARROW_METADATA = b"edgewater.answers"
 """Key in an Arrow schema's metadata: a JSON list of the answers without their data, quality included."""
-ENTRY_BYTES = 1024
-"""Size of an entry besides its bytes: objects, key."""
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +45,6 @@ class Page:
     end: str | None
     limit: int
     next_cursor: str | None
-
-
-def _size(rendered: bytes) -> int:
-    return len(rendered) + ENTRY_BYTES
 
 
 class AnswerRenderer:
@@ -75,9 +63,7 @@ class AnswerRenderer:
         schema: Callable[[QuerySpec, MeasureQuestions], pa.Schema] = lambda spec, questions: pa.schema([]),
     ) -> None:
         self._schema = schema
-        self._cache: LRUCache[Any, bytes] = LRUCache(max(cache_bytes, 1), getsizeof=_size)
-        self._lock = threading.Lock()
-        self._on_lookup = on_lookup
+        self._cache = ByteCache(cache_bytes, len, on_lookup)
 
     def answer(
         self,
@@ -90,17 +76,8 @@ class AnswerRenderer:
     ) -> bytes:
         """Returns one answer as JSON without line breaks; `summary` and `base` as in `center.serving.render`."""
         key = record.answer_id, questions, summary, None if base is None else base.answer_id
-        with self._lock:
-            held = self._cache.get(key)
-        self._on_lookup(held is not None)
-        if held is not None:
-            return held
-        # Two threads may render the same answer at once. A lock would let all threads wait for the slowest one.
-        rendered = as_far_as_readable(lambda r: render(r, query.spec, questions, summary=summary, base=base), record)
-        with self._lock:
-            if _size(rendered) <= self._cache.maxsize:
-                self._cache[key] = rendered
-        return rendered
+        make = partial(render, spec=query.spec, questions=questions, summary=summary, base=base)
+        return self._cache.get(key, partial(as_far_as_readable, make, record))
 
     def answers(
         self,
@@ -140,7 +117,9 @@ class AnswerRenderer:
             )
             for each in answers
         ]
-        table = concatenated(tables) if tables else pa.table({})
+        if not tables:
+            tables = [with_version(page_without_answers(query.spec, schema), query.ref.version)]
+        table = concatenated(tables)
         sink = BytesIO()
         if form == CSV:
             pyarrow.csv.write_csv(csv_table(table), sink)

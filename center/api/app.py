@@ -12,7 +12,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection
 from functools import partial
 from importlib.metadata import version
-from typing import Any
 
 from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
@@ -24,14 +23,15 @@ from center.api.access import unguarded
 from center.api.answer_cache import AnswerRenderer
 from center.api.audit import AuditLog, AuditMiddleware
 from center.api.authentication import Authenticator
-from center.api.edge_progress import EdgeProgress
-from center.api.lanes import Lane
-from center.api.limits import PendingResponses, Rates, Slots, Turns
+from center.api.edge_progress import SharedProgress
+from center.api.lanes import CostlyLane
+from center.api.limits import PendingResponses, Rates, ReadTurns, Slots
 from center.api.live_feed import AnswerPoller, LiveFeed
 from center.api.metrics import ApiMetrics, CenterCollector, MetricsMiddleware
 from center.api.models import ProblemDetails
+from center.api.openapi import OpenApi, describe_members
 from center.api.pages import SecurityHeaders
-from center.api.prometheus.series import SamplesCache
+from center.api.prometheus.series import samples_cache
 from center.api.routers import (
     alarms,
     alerts,
@@ -44,12 +44,12 @@ from center.api.routers import (
     live,
     load,
     prometheus,
-    quarantine,
     queries,
     rollup,
     sinks,
     sql,
     streams,
+    tables,
 )
 from center.api.services import Services
 from center.api.sql_guard import SqlGuard
@@ -60,6 +60,7 @@ from center.serving.answer_tables import answer_schema
 from center.serving.synopsis_cache import SynopsisCache
 from center.sinks import SinkStore
 from center.storage.wake import Channel
+from edgewater.base.errors import StorageError
 from edgewater.runtime.host_check import LocalHosts
 from edgewater.runtime.problems import MEDIA_TYPE
 from edgewater.runtime.tasks import Tasks
@@ -69,7 +70,7 @@ Streaming queries over data from many places. Every answer states its error, its
 
 1. `POST /v1/queries` registers a query.
 2. `GET /v1/queries/{name}/latest`, `…/windows`, `…/at` and `…/live` return answers, as JSON, CSV or Arrow;
-   `POST /v1/queries/{name}/evaluate` answers a stream of questions about windows.
+   `POST /v1/queries/{name}/evaluate` answers questions about windows.
 3. Every answer to a window has a phase (`early`, `complete`, `final`) and a revision; a revision never changes.
 
 Times are accepted as RFC 3339 or unix ms and returned as RFC 3339; ranges include their start and exclude their end.
@@ -89,9 +90,9 @@ ROUTERS = tuple(
         live,
         edges,
         streams,
+        tables,
         load,
         alarms,
-        quarantine,
         sinks,
         alerts,
         health,
@@ -100,12 +101,12 @@ ROUTERS = tuple(
         prometheus,
     )
 )
-COSTLY_AT_ONCE = 4
+COSTLY_AT_ONCE = 4  # limit: threads of costly requests
 """The largest number of costly requests in work at the same time. Other requests have other threads."""
-REGISTRATIONS_AT_ONCE = 4
+REGISTRATIONS_AT_ONCE = 4  # limit: threads of registrations
 """Registrations have threads of their own, so that no number of reads keeps them waiting."""
-REFRESH_S = 1.0
-"""Interval at which changed credentials are read."""
+REFRESH_S = 1.0  # limit: how long a revoked token counts
+"""Interval at which changed credentials are read, and at which the end of an outage is looked for."""
 
 
 def create_app(
@@ -130,59 +131,16 @@ def create_app(
         sink_secrets: the setting `sink.secrets`.
         wakes: how drivers wake live streams; None: by polls only.
     """
-    services = _services(
-        catalog, results, components, config, now_ms, monotonic, draw_seed, frozenset(sink_secrets), wakes
-    )
-    app = FastAPI(
-        title="Edgewater",
-        summary="Streaming queries whose answers state their error, completeness and age",
-        description=DESCRIPTION,
-        version=version("edgewater"),
-        lifespan=_lifespan(services),
-        docs_url=None,
-        redoc_url=None,
-    )
-    app.state.services = services
-    # The middleware that is added last is the outermost.
-    problems.install(app)
-    app.add_middleware(
-        PendingResponses, most_bytes=config.limits.response_bytes, on_refused=services.metrics.on_refused
-    )
-    if not config.authenticates:
-        app.add_middleware(LocalHosts, hosts=config.hosts, key="api.hosts", refuse=_misdirected(services))
-    app.add_middleware(SecurityHeaders, over_tls=config.tls is not None)
-    app.add_middleware(AuditMiddleware, audit=services.audit)
-    app.add_middleware(MetricsMiddleware, metrics=services.metrics)
-    for router in ROUTERS:
-        assert not list(unguarded(router)), (
-            f"{list(unguarded(router))}: each route states what it requires of its caller"
-        )
-        app.include_router(router)
-    _describe_problems(app)
-    return app
-
-
-def _services(
-    catalog: Catalog,
-    results: ResultStore,
-    components: ComponentRegistry,
-    config: ApiSection,
-    now_ms: Callable[[], int],
-    monotonic: Callable[[], float],
-    draw_seed: Callable[[], int],
-    sink_secrets: frozenset[str],
-    wakes: Channel | None,
-) -> Services:
     metrics, limits = ApiMetrics(), config.limits
     audit = AuditLog(config.audit, now_ms, metrics.audit_failures.inc, required=config.audit_required)
     renderer = AnswerRenderer(config.cache_bytes, metrics.on_lookup, partial(answer_schema, catalog))
-    progress = EdgeProgress(catalog, now_ms)
+    progress = SharedProgress(catalog, now_ms)
     metrics.registry.register(CenterCollector(components, results, progress, now_ms))
     tasks = Tasks()
     metrics.registry.register(tasks.failures)
     changes = AnswerPoller(results.newest_answers, tasks, wakes)
     feed = LiveFeed(results, progress, renderer, changes, config.progress_ms / 1000, monotonic)
-    return Services(
+    services = Services(
         catalog,
         results,
         components,
@@ -192,23 +150,49 @@ def _services(
         feed,
         metrics,
         SynopsisCache(config.cache_bytes),
-        SamplesCache(),
+        samples_cache(),
         CapacityLimiter(1),
         CapacityLimiter(REGISTRATIONS_AT_ONCE),
-        Lane(COSTLY_AT_ONCE),
+        CostlyLane(COSTLY_AT_ONCE),
         Authenticator(config, now_ms),
         Rates(limits, metrics.on_refused),
-        Slots("live", limits.live, limits.live_per_principal, metrics.on_refused),
-        Slots("evaluate", limits.evaluate, limits.evaluate_per_principal, metrics.on_refused),
-        Turns(limits.reads_at_once, metrics.on_refused),
+        Slots(limits.live, limits.live_per_principal, metrics.on_refused),
+        ReadTurns(limits.reads_at_once, metrics.on_refused),
         limits,
         audit,
         draw_seed,
         SqlGuard(),
         SinkStore(results.engine),
         tasks,
-        sink_secrets,
+        problems.Outage(),
+        frozenset(sink_secrets),
     )
+    app = FastAPI(
+        title="Edgewater",
+        summary="Streaming queries whose answers state their error, completeness and age",
+        description=DESCRIPTION,
+        version=version("edgewater"),
+        lifespan=_lifespan(services),
+        docs_url=None,
+        redoc_url=None,
+        # Routes as they are: `include_router` would build each with its models once more, during the first request.
+        routes=[route for router in ROUTERS for route in router.routes],
+    )
+    app.state.services = services
+    # The middleware that is added last is the outermost.
+    problems.install(app)
+    app.add_middleware(PendingResponses, most_bytes=limits.response_bytes, on_refused=metrics.on_refused)
+    if not config.authenticates:
+        app.add_middleware(LocalHosts, hosts=config.hosts, key="api.hosts", refuse=_misdirected(services))
+    app.add_middleware(SecurityHeaders, over_tls=config.tls is not None)
+    app.add_middleware(AuditMiddleware, audit=audit)
+    app.add_middleware(MetricsMiddleware, metrics=metrics)
+    for router in ROUTERS:
+        assert not list(unguarded(router)), (
+            f"{list(unguarded(router))}: each route states what it requires of its caller"
+        )
+    _describe_problems(app)
+    return app
 
 
 def _misdirected(services: Services) -> Callable[[Scope, str], ASGIApp]:
@@ -234,24 +218,35 @@ def _lifespan(services: Services) -> Callable[[FastAPI], contextlib.AbstractAsyn
 
 
 async def _refresh(services: Services) -> None:
-    """Reads changed credentials, until cancelled."""
+    """Reads changed credentials, and looks for the end of an outage, until cancelled."""
     while True:
         await asyncio.sleep(REFRESH_S)
         await run_sync(services.authenticator.refresh)
         services.metrics.credentials_stale.set(services.authenticator.problem is not None)
+        if services.outage.count:
+            with contextlib.suppress(StorageError):
+                await run_sync(_require_stores, services)
+                services.outage.end()
+
+
+def _require_stores(services: Services) -> None:
+    """Raises StorageError if a store cannot be used."""
+    services.results.last_answer_id()
+    services.components.heartbeats()
 
 
 def _describe_problems(app: FastAPI) -> None:
-    """Replaces FastAPI's validation error in the OpenAPI document by problem details."""
+    """Describes the members of replies in the OpenAPI document, and replaces FastAPI's validation error by problems."""
     original = app.openapi
 
-    def openapi() -> dict[str, Any]:
+    def openapi() -> OpenApi:
         if app.openapi_schema is not None:
             return app.openapi_schema
         document = original()
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
         schemas.pop("HTTPValidationError", None)
         schemas.pop("ValidationError", None)
+        describe_members(schemas)
         schemas["ProblemDetails"] = ProblemDetails.model_json_schema()
         problem = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}
         for path in document["paths"].values():

@@ -22,14 +22,15 @@ from typing import Any, Literal
 from anyio.to_thread import run_sync
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Scope
 
-from edgewater.model.errors import InvalidConfig, StorageError
+from center.api.responses import OnStart, ResponseMiddleware
+from edgewater.base.errors import InvalidConfig, StorageError
+from edgewater.base.timestamps import rfc3339
 from edgewater.model.json_types import Document
-from edgewater.model.timestamps import rfc3339
 
-REFUSED = (401, 403, 421, 429)
-REFUSED_PER_MINUTE = 60
+REFUSED = (401, 403, 421, 429)  # format: of HTTP
+REFUSED_PER_MINUTE = 60  # limit: size of the audit log
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 log = logging.getLogger(__name__)
@@ -134,7 +135,7 @@ async def begin_change(request: Request, audit: AuditLog) -> None:
     await run_sync(audit.begin, entry)
 
 
-class AuditMiddleware:
+class AuditMiddleware(ResponseMiddleware):
     """Middleware: gives each request an id, and writes the audit log.
 
     An endpoint sets in `request.state` the `principal`, whether the request `is_change`, the `target` if the path does
@@ -142,28 +143,24 @@ class AuditMiddleware:
     """
 
     def __init__(self, app: ASGIApp, audit: AuditLog) -> None:
-        self._app = app
+        super().__init__(app)
         self._audit = audit
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    def begin(self, scope: Scope) -> OnStart:
+        """Implements `ResponseMiddleware.begin`."""
         header = Headers(scope=scope).get("x-request-id", "")
         request_id = header if REQUEST_ID.fullmatch(header) else uuid.uuid4().hex
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
 
-        async def audited_send(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["X-Request-ID"] = request_id
-                is_refusal = message["status"] in REFUSED or "refused" in state
-                if is_refusal or state.get("is_change"):
-                    entry = _entry(scope, state, request_id, message["status"])
-                    await run_sync(lambda: self._audit.write(entry, is_refusal=is_refusal))
-            await send(message)
+        async def record(start: Message) -> None:
+            MutableHeaders(scope=start)["X-Request-ID"] = request_id
+            is_refusal = start["status"] in REFUSED or "refused" in state
+            if is_refusal or state.get("is_change"):
+                entry = _entry(scope, state, request_id, start["status"])
+                await run_sync(lambda: self._audit.write(entry, is_refusal=is_refusal))
 
-        await self._app(scope, receive, audited_send)
+        return record
 
 
 def _entry(scope: Scope, state: MutableMapping[str, Any], request_id: str | None, status: int | None) -> Document:

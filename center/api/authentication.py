@@ -18,24 +18,24 @@ from pydantic import SecretStr
 
 from center.api_access import ANYONE, OidcSection, Principal, PrincipalEntry, read_principals_file
 from center.config import ApiSection
-from edgewater.model.errors import InvalidConfig, StorageError, Unauthenticated
+from edgewater.base.errors import InvalidConfig, StorageError, Unauthenticated
+from edgewater.base.timestamps import rfc3339
 from edgewater.model.json_types import Document
-from edgewater.model.timestamps import rfc3339
 from edgewater.runtime.bearer import bearer_token, token_digest
-from edgewater.runtime.configuration import file_signature
+from edgewater.runtime.configuration import FileWatch
 
-NO_END_MS = 1 << 62
-VERIFIED = 1024
+NO_END_MS = 1 << 62  # format: above all times
+VERIFIED = 1024  # limit: memory of the cache
 """Maximum number of JWTs in the cache, whose signatures are not verified again."""
-TRUSTED_MS = 60_000
+TRUSTED_MS = 60_000  # limit: how long a revoked JWT counts
 """How long a verified JWT is accepted before it is verified again, with the issuer's keys at that time."""
-KEYS_S = 900.0
+KEYS_S = 900.0  # limit: how long a withdrawn key counts
 """How long the issuer's keys are used before they are fetched again. A withdrawn key is then no longer used."""
-FETCH_TIMEOUT_S = 3.0
-FETCH_PAUSE_S = 5.0
+FETCH_TIMEOUT_S = 3.0  # limit: the wait for an issuer
+FETCH_PAUSE_S = 5.0  # limit: requests to an issuer that fails
 """Time between a failed fetch and the next fetch. With an unreachable issuer, not every request must wait for the
 time-out."""
-MAX_DOCUMENT_BYTES = 1 << 20
+MAX_DOCUMENT_BYTES = 1 << 20  # limit: memory of an issuer's reply
 MAX_SUBJECT = 255
 """Characters of a subject (OpenID Connect Core, section 2)."""
 OIDC_PREFIX = "oidc:"
@@ -60,7 +60,7 @@ class Authenticator:
     def __init__(self, config: ApiSection, now_ms: Callable[[], int]) -> None:
         self._config = config
         self._now_ms = now_ms
-        self._signature = file_signature(config.tokens_file)
+        self._watch = FileWatch(config.tokens_file)
         self._static = self._read()
         self._jwts = _JwtVerifier(config.oidc) if config.oidc is not None else None
         self._verified: LRUCache[bytes, tuple[Principal, int]] = LRUCache(VERIFIED)
@@ -101,18 +101,20 @@ class Authenticator:
         return principal
 
     def refresh(self) -> bool:
-        """Reads the tokens' file if it has changed. If it cannot be used, nothing changes. Blocks."""
-        signature = file_signature(self._config.tokens_file)
-        if signature == self._signature:
-            return False
+        """Reads the tokens' file if it has changed and is complete. If it cannot be used, nothing changes. Blocks."""
+        before = self.problem
         try:
-            self._static = self._read()
-            self.problem = None
-            log.info("%s has been read again", self._config.tokens_file)
+            static = self._watch.read(self._read, again=before is not None)
         except InvalidConfig as exc:
             self.problem = exc.message
+            if self.problem == before:
+                return False
             log.error("the changed credentials cannot be used, and the previous ones stay in use: %s", exc.message)
-        self._signature = signature
+            return True
+        if static is None:
+            return False
+        self._static, self.problem = static, None
+        log.info("%s has been read again", self._config.tokens_file)
         return True
 
     def _read(self) -> dict[bytes, tuple[Principal, int]]:
@@ -141,7 +143,7 @@ def _digest(entry: PrincipalEntry) -> bytes:
     return token_digest(entry.token.get_secret_value())
 
 
-class _Keys(jwt.PyJWKClient):  # type: ignore[misc]  # not typed where it is not installed
+class _Keys(jwt.PyJWKClient):
     """The issuer's keys.
 
     The base class fetches an unknown key at most every 30 s. This class pauses after a failure.
@@ -214,7 +216,7 @@ class _JwtVerifier:
             kid = jwt.get_unverified_header(token).get("kid")
             if not isinstance(kid, str):
                 raise Unauthenticated("the token names no key (kid)")
-            claims: dict[str, Any] = jwt.decode(
+            claims = jwt.decode(
                 token,
                 self._keys.get_signing_key(kid),
                 algorithms=list(config.algorithms),
@@ -227,7 +229,7 @@ class _JwtVerifier:
             raise StorageError(f"the keys of {config.issuer} cannot be fetched") from exc
         except (jwt.PyJWTError, ValueError, RecursionError) as exc:
             raise Unauthenticated(f"the token is not accepted: {str(exc)[:200]}") from exc
-        grants = tuple(config.roles[v].grant for v in _values(claims, config.claim) if v in config.roles)
+        grants = tuple(config.roles[v] for v in _values(claims, config.claim) if v in config.roles)
         if not grants:
             raise Unauthenticated(f"no value of the token's claim {config.claim} has a role")
         subject = str(claims["sub"])

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from cachetools import TTLCache
 
 from center.catalog import Catalog
+from edgewater.base.errors import NotFound
+from edgewater.base.streams import MAX_TIME_MS, EdgeId
+from edgewater.base.timestamps import rfc3339
 from edgewater.model import replies
 from edgewater.model.edge_records import EdgeRecord, expected_edges
-from edgewater.model.errors import NotFound
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.streams import MAX_TIME_MS, EdgeId
-from edgewater.model.timestamps import rfc3339
 
-FRESH_S = 0.5
+FRESH_S = 0.5  # limit: reads of the catalog
 """Maximum age of the catalog view that all streams share."""
 
 
@@ -28,7 +28,7 @@ class CatalogView:
     edges: tuple[EdgeRecord, ...]
 
 
-class EdgeProgress:
+class SharedProgress:
     """Progress of queries for any number of streams, from one shared view of the catalog."""
 
     def __init__(self, catalog: Catalog, now_ms: Callable[[], int], fresh_s: float = FRESH_S) -> None:

@@ -15,7 +15,7 @@ from fastapi import Request
 
 from edgewater.answers.work import Work, WorkLimits, spend
 
-WATCH_S = 0.2
+WATCH_S = 0.2  # limit: work for a client that has left
 """Interval at which it is checked whether the client of a costly request is still there."""
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ class Baton:
                 self._is_held = False
 
 
-class Lane:
+class CostlyLane:
     """Runs costly work in its own threads. The threads take turns. The work ends with its budget, and with its client.
 
     Attributes:

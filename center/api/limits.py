@@ -29,7 +29,7 @@ OnRefused = Callable[[str], None]
 RETRY_AFTER = {"Retry-After": "5"}
 MAX_WAITING = 256
 """How many requests of one principal may read or wait for their turn."""
-PART_BYTES = 64 << 10
+PART_BYTES = 64 << 10  # limit: bytes that wait for a slow client
 """Responses are passed to the transport in parts of this size. For a slow client, only two parts are in memory."""
 MAX_PARAMETERS = 1_000
 """Maximum number of parameters in a query string; FastAPI validates them on the event loop."""
@@ -63,10 +63,9 @@ class Rates:
 
 
 class Slots:
-    """Limits how many streams may be open at once, in total and per principal."""
+    """Limits how many live streams may be open at once, in total and per principal."""
 
-    def __init__(self, name: str, most: int, most_per_principal: int, on_refused: OnRefused) -> None:
-        self._name = name
+    def __init__(self, most: int, most_per_principal: int, on_refused: OnRefused) -> None:
         self._most, self._most_per_principal = most, most_per_principal
         self._held: Counter[str] = Counter()
         self._on_refused = on_refused
@@ -77,14 +76,12 @@ class Slots:
         unavailable if all slots are used.
         """
         if principal is not ANYONE and self._held[principal.name] >= self._most_per_principal:
-            self._on_refused(f"{self._name}-per-principal")
-            most = self._most_per_principal
-            raise HttpProblem(
-                "too-many-requests", f"{principal.name} has {most} {self._name} streams open", RETRY_AFTER
-            )
+            self._on_refused("live-per-principal")
+            text = f"{principal.name} has {self._most_per_principal} live streams open"
+            raise HttpProblem("too-many-requests", text, RETRY_AFTER)
         if self._held.total() >= self._most:
-            self._on_refused(self._name)
-            raise HttpProblem("unavailable", f"{self._most} {self._name} streams are open", RETRY_AFTER)
+            self._on_refused("live")
+            raise HttpProblem("unavailable", f"{self._most} live streams are open", RETRY_AFTER)
         self._held[principal.name] += 1
         try:
             yield
@@ -93,7 +90,7 @@ class Slots:
             self._held += Counter()  # forgets principals without a stream
 
 
-class Turns:
+class ReadTurns:
     """Limits how many requests of each principal read at the same time. Further requests wait for their turn.
 
     So one principal does not use all of the threads that read and render.

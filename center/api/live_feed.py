@@ -19,7 +19,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from anyio import CapacityLimiter
@@ -27,40 +27,40 @@ from anyio.to_thread import run_sync
 from cachetools import LRUCache
 
 from center.api.answer_cache import AnswerRenderer
-from center.api.edge_progress import EdgeProgress
+from center.api.edge_progress import SharedProgress
 from center.api_access import ANYONE, Principal
 from center.results import AnswerRecord, NewestAnswers, ResultStore
 from center.serving.measures import NO_QUESTIONS, MeasureQuestions
 from center.storage.wake import Channel, PollPace, Topic
 from edgewater.answers import Phase
-from edgewater.model.errors import InvalidRequest, NotFound, StorageError
+from edgewater.base.errors import InvalidRequest, NotFound, StorageError
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.table_texts import to_json
 from edgewater.runtime.tasks import Tasks
 from edgewater.wire import QueryRef
 
-PAGE = 100
+PAGE = 100  # limit: memory of a stream
 """Answers that a stream reads at a time. It limits the stream's memory."""
 MAX_PAGES = 10
 """Full pages in a row after which a client is too far behind. It then gets a `gap` and the newest answers."""
-POLL_S = 0.03
+POLL_S = 0.03  # limit: reads without wake-ups
 """The interval of polls while no driver wakes this process. Half of this is added to every answer's age. A poll is an
 indexed read of 0.2 ms, and runs only while clients wait.
 """
-FAILED_S = 0.5
+FAILED_S = 0.5  # limit: reads of a store that fails
 """The interval of polls while the result store cannot be read."""
 
-AT_ONCE = 8
+AT_ONCE = 8  # limit: time of a turn of the event loop
 """Clients that are woken per turn of the event loop: each takes about 0.2 ms of it."""
 MAX_POLLED = 10_000
 """Maximum number of queries whose newest answers are stored one by one."""
-READERS = 8
+READERS = 8  # limit: threads
 """The number of threads that read and render answers for streams with small events."""
-LARGE_BYTES = 256 << 10
+LARGE_BYTES = 256 << 10  # limit: memory of large events
 """A stream whose last events had more bytes than this is rendered in turn with other such streams."""
-WINDOWS = 32
+WINDOWS = 32  # limit: memory of a stream
 """Number of windows of a stream whose revision at the client is stored."""
-SHARED_BYTES = 16 << 20
+SHARED_BYTES = 16 << 20  # limit: memory of the cache
 """Bytes of the results of shared reads that are cached for clients that ask a moment later."""
 
 log = logging.getLogger(__name__)
@@ -251,7 +251,7 @@ class LiveFeed:
     """
 
     results: ResultStore
-    progress: EdgeProgress
+    progress: SharedProgress
     renderer: AnswerRenderer
     changes: AnswerPoller
     pace_s: float
@@ -359,7 +359,8 @@ class LiveStream:
         if newer is None or self.feed.results.latest(newer.ref, self.min_phase) is None:
             return None
         assert self.query is not None
-        if self.questions != NO_QUESTIONS and newer.spec.measures != self.query.spec.measures:
+        before, after = ((q.spec.measures, q.spec.derived) for q in (self.query, newer))
+        if self.questions != NO_QUESTIONS and after != before:
             accepted = f"questions about version {newer.ref.version}, which has other measures"
             raise InvalidRequest("measure", None, accepted, f"version {self.query.ref.version} has been changed")
         return newer
@@ -393,16 +394,7 @@ class LiveStream:
 
     def _like(self, at: LiveStream | None = None) -> LiveStream:
         """Returns a stream with the same questions, from the beginning or from the position of the stream `at`."""
-        like = LiveStream(
-            self.feed,
-            self.query,
-            self.questions,
-            self.reader,
-            names=self.names,
-            summary=self.summary,
-            changes=self.changes,
-            min_phase=self.min_phase,
-        )
+        like = replace(self, after=None, require_allowed=None)
         if at is not None:
             like._sent, like._client_has = at._sent, dict(at._client_has)
         return like

@@ -10,16 +10,17 @@ from http import HTTPMethod
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Scope
 
-from center.api.edge_progress import EdgeProgress, edge_state
+from center.api.edge_progress import SharedProgress, edge_state
+from center.api.responses import OnStart, ResponseMiddleware
 from center.catalog import COMPONENTS, ComponentRegistry, component_status
 from center.results import UNREADABLE, ResultStore
-from edgewater.model.errors import StorageError
-from edgewater.model.streams import MAX_TIME_MS
+from edgewater.base.errors import StorageError
+from edgewater.base.streams import MAX_TIME_MS
 from edgewater.wire import GUESSES, REJECTIONS
 
-SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)  # format: buckets of a histogram
 
 
 METHODS = frozenset(HTTPMethod)
@@ -71,7 +72,7 @@ class CenterCollector(Collector):
     """The center's state, read from the stores on each scrape. Metrics of an unreachable store are omitted."""
 
     def __init__(
-        self, components: ComponentRegistry, results: ResultStore, progress: EdgeProgress, now_ms: Callable[[], int]
+        self, components: ComponentRegistry, results: ResultStore, progress: SharedProgress, now_ms: Callable[[], int]
     ) -> None:
         self._components = components
         self._results = results
@@ -146,26 +147,22 @@ class CenterCollector(Collector):
         return [newest, late, rejected, guessed, *UNREADABLE.collect()]
 
 
-class MetricsMiddleware:
+class MetricsMiddleware(ResponseMiddleware):
     """Middleware: counts and times requests by route template, which bounds the number of labels."""
 
     def __init__(self, app: ASGIApp, metrics: ApiMetrics, monotonic: Callable[[], float] = time.perf_counter) -> None:
-        self._app = app
+        super().__init__(app)
         self._metrics = metrics
         self._monotonic = monotonic
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    def begin(self, scope: Scope) -> OnStart:
+        """Implements `ResponseMiddleware.begin`."""
         began = self._monotonic()
 
-        async def measured_send(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                route = getattr(scope.get("route"), "path", "(none)")
-                method = scope["method"] if scope["method"] in METHODS else "other"  # clients may send any text
-                self._metrics.requests.labels(method, route, message["status"]).inc()
-                self._metrics.seconds.labels(route).observe(self._monotonic() - began)
-            await send(message)
+        async def measure(start: Message) -> None:
+            route = getattr(scope.get("route"), "path", "(none)")
+            method = scope["method"] if scope["method"] in METHODS else "other"  # clients may send any text
+            self._metrics.requests.labels(method, route, start["status"]).inc()
+            self._metrics.seconds.labels(route).observe(self._monotonic() - began)
 
-        await self._app(scope, receive, measured_send)
+        return measure

@@ -6,16 +6,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self
+from dataclasses import asdict
+from typing import Any, cast
 
-from pydantic import ConfigDict, Field, JsonValue
+from pydantic import ConfigDict, Field, JsonValue, with_config
+from typing_extensions import TypedDict
 
 from center.api.edge_progress import edge_state, watermark
-from center.api.measure_models import AnswerRow, ApiModel, IntervalCell, PartShape, Rfc3339, WindowRange
-from center.api.waiting import QueryWait
-from center.catalog import AlarmRecord, DeclaredStream, SetAside
-from center.catalog import QuarantinedFrame as QuarantinedRecord
-from center.catalog import SetAsideQuery as SetAsideRecord
+from center.api.measure_models import AnswerRow, ApiModel, Rfc3339
+from center.api.time_params import border, time_text
+from center.catalog import AlarmRecord, DeclaredStream, QuarantinedRecord, SetAside, SetAsideRecord
+from edgewater.base.plain_yaml import load_yaml
+from edgewater.base.streams import Delivery, type_name
+from edgewater.base.timestamps import rfc3339
 from edgewater.model.edge_records import EdgeRecord, QueryStatusRecord
 from edgewater.model.json_types import as_document
 from edgewater.model.registered_query import RegisteredQuery, query_key
@@ -24,14 +27,14 @@ from edgewater.model.replies import (
     DescribedColumn,
     Edge,
     EdgeProgress,
+    Members,
     QueryEdge,
-    QueryStatus,
+    QueryVersion,
+    Registered,
     Shipped,
+    Spec,
     StreamColumns,
 )
-from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, Delivery, type_name
-from edgewater.model.timestamps import rfc3339
-from edgewater.runtime.plain_yaml import load_yaml
 from edgewater.wire import GUESSES, REJECTIONS, UNCERTAIN
 
 MAX_RECORDS = (1 << 63) - 1
@@ -48,42 +51,6 @@ budget: {staleness: 2s}        # or {error: {flights: 100}}, {bytes: 50MB per da
 lateness: 1h                   # until then a window may be revised
 """
 EXAMPLE_SPEC: dict[str, JsonValue] = as_document(load_yaml(EXAMPLE_SPEC_YAML))
-EXAMPLE_ANSWER: dict[str, JsonValue] = {
-    "query": "flights_by_carrier",
-    "version": 1,
-    "window": {"start": "2013-01-01T00:00:00Z", "end": "2013-01-02T00:00:00Z"},
-    "phase": "early",
-    "revision": 1,
-    "given_at": "2013-01-02T00:00:01.800Z",
-    "data": [{"group": {"carrier": "UA"}, "flights": {"estimate": 165, "lower": 165, "upper": None}}],
-    "total": {"flights": {"estimate": 602, "lower": 602, "upper": None}},
-    "rest": {"flights": None},
-    "shapes": {"flights": [{"name": "", "shape": "interval", "columns": ["flights"]}]},
-    "confidence": 1.0,
-    "quality": {
-        "completeness": {"ratio": 0.667, "expected": 3, "reported": 2, "missing": ["lga"]},
-        "records": {"observed": 602, "expected": None, "sampled": 602, "late": 0, "after_final": 0, "rejected": 0},
-        "staleness_ms": 1800,
-        "first_staleness_ms": 1800,
-        "error": {
-            "rounding": {"flights": 0},
-            "sketch": {"flights": 0},
-            "sampling": {"flights": 0},
-            "withheld": {},
-            "missing": {"flights": None},
-        },
-    },
-    "contract": {
-        "requested": {"staleness_ms": 2000},
-        "met": False,
-        "violations": [
-            {
-                "code": "missing-edges",
-                "message": "2 of 3 expected edges have closed the window with all their records",
-            }
-        ],
-    },
-}
 
 
 class ProblemDetails(ApiModel):
@@ -118,66 +85,24 @@ class ProblemDetails(ApiModel):
     reason: str | None = None
 
 
-def border(time_ms: int) -> str | None:
-    """Returns an end of a `WindowRange` as a time in RFC 3339; None: the range has no such end."""
-    return None if time_ms in (MIN_TIME_MS, MAX_TIME_MS) else rfc3339(time_ms)
+def registered(query: RegisteredQuery) -> Registered:
+    """Returns a query as it is registered."""
+    return {
+        "name": query.ref.name,
+        "version": query.ref.version,
+        "spec": cast(Spec, query.asked.to_mapping(seed=False)),
+        "registered_at": rfc3339(query.registered_at_ms),
+        "begins": border(query.windows.from_ms),
+        "until": border(query.windows.until_ms),
+        "ended_at": time_text(query.ended_at_ms),
+    }
 
 
-class Query(ApiModel):
-    """A registered query."""
-
-    name: str
-    version: int
-    """Each change makes another version. A number is never used again."""
-    spec: dict[str, JsonValue] = Field(examples=[EXAMPLE_SPEC])
-    """In canonical form, without the seed."""
-    registered_at: Rfc3339
-    begins: Rfc3339 | None = None
-    """The border to the previous version: this one has the windows that start at it or later."""
-    until: Rfc3339 | None = None
-    """Its windows start before this time: a later version follows, or the query ends."""
-    ended_at: Rfc3339 | None = None
-    """When all its windows were final, and edges removed it; null: edges answer it."""
-
-    @classmethod
-    def of(cls, query: RegisteredQuery) -> Self:
-        windows = query.windows
-        return cls(
-            name=query.ref.name,
-            version=query.ref.version,
-            spec=as_document(query.asked.to_mapping(seed=False)),
-            registered_at=rfc3339(query.registered_at_ms),
-            begins=border(windows.from_ms),
-            until=border(windows.until_ms),
-            ended_at=None if query.ended_at_ms is None else rfc3339(query.ended_at_ms),
-        )
-
-
-class QueryVersion(ApiModel):
-    """The windows of one version of a query."""
-
-    version: int
-    begins: Rfc3339 | None
-    """Its first window starts then; null: it has no border before it."""
-    until: Rfc3339 | None
-    """Its windows start before; null: it has no border after it."""
-    ended_at: Rfc3339 | None
-    """When all its windows were final; null: edges answer it."""
-
-    @classmethod
-    def of(cls, query: RegisteredQuery) -> Self:
-        return cls(**Query.of(query).model_dump(include=set(cls.model_fields)))
-
-
-class RegisteredAnswer(Query):
-    """A query that has just been registered."""
-
-    notes: list[str] | None = None
-    """What the query does not do, if it may be unexpected."""
-
-
-class QueryList(ApiModel):
-    queries: list[Query]
+def query_version(query: RegisteredQuery) -> QueryVersion:
+    """Returns the windows of one version of a query."""
+    known = registered(query)
+    tables = {lookup.table: lookup.version for lookup in query.spec.lookups}
+    return {**{name: known[name] for name in ("version", "begins", "until", "ended_at")}, "tables": tables}  # type: ignore[typeddict-item]
 
 
 def query_edge(
@@ -198,43 +123,6 @@ def query_edge(
         "after_final": {reason: n for reason, n in late.items() if reason not in UNCERTAIN},
         "rejected": {reason: n for reason, n in late.items() if reason in REJECTIONS},
         "guessed": {reason: n for reason, n in late.items() if reason in GUESSES},
-    }
-
-
-class QueryDetail(Query):
-    """A query with each edge's status."""
-
-    edges: list[QueryEdge]
-    latest_window: Rfc3339 | None
-    """Start of the last window that has an answer."""
-    after_final: int
-    """Accepted records that came for final windows, over all edges."""
-    rejected: int
-    """Records that sources rejected, over all edges."""
-    guessed: int
-    """Records that edges counted or left out on a guess, over all edges."""
-    versions: list[QueryVersion]
-    """All versions that have, or may have, answers; ascending."""
-    alarms: list[Alarm]
-    """The latest alarms about this query, the latest first."""
-
-
-def query_status(query: RegisteredQuery, wait: QueryWait, latest_ms: int | None) -> QueryStatus:
-    def shown(millis: int | None) -> str | None:
-        return None if millis is None else rfc3339(millis)
-
-    return {
-        "query": query.ref.name,
-        "version": query.ref.version,
-        "state": wait.state,
-        "reason": wait.reason,
-        "remedy": wait.remedy,
-        "since": shown(wait.since_ms),
-        "waits_for": [e.edge for e in wait.edges if e.holds_back],
-        "edges": [{"edge": e.edge, "cause": e.cause, "text": e.text, "since": shown(e.since_ms)} for e in wait.edges],
-        "budget": wait.budget,
-        "registered_at": rfc3339(query.registered_at_ms),
-        "latest_window": shown(latest_ms),
     }
 
 
@@ -323,11 +211,10 @@ def alarm_json(record: AlarmRecord) -> Alarm:
     }
 
 
-class QuarantinedFrame(ApiModel):
+class QuarantinedFrame(TypedDict):
     """A frame that could not be applied, and its place in the frame log."""
 
     query: str
-    """The query's key, `name@version`."""
     position: int
     edge: str
     incarnation: str
@@ -340,26 +227,9 @@ class QuarantinedFrame(ApiModel):
     offset: int
     length: int
 
-    @classmethod
-    def of(cls, frame: QuarantinedRecord) -> Self:
-        e = frame.entry
-        return cls(
-            query=frame.key,
-            position=e.position,
-            edge=e.edge,
-            incarnation=e.incarnation,
-            seq=e.seq,
-            reason=frame.reason,
-            quarantined_at=rfc3339(frame.quarantined_at_ms),
-            received_at=rfc3339(e.received_at_ms),
-            wire_bytes=e.wire_bytes,
-            segment=e.segment,
-            offset=e.offset,
-            length=e.length,
-        )
 
-
-class SetAsideQuery(ApiModel):
+@with_config(use_attribute_docstrings=True)
+class SetAsideQuery(TypedDict):
     """A query whose frames are kept and not applied."""
 
     query: str
@@ -370,15 +240,21 @@ class SetAsideQuery(ApiModel):
     """How often the job died while it worked on the query."""
     since: Rfc3339
 
-    @classmethod
-    def of(cls, query: SetAsideRecord) -> Self:
-        return cls(
-            query=query_key(query.query),
-            state=query.state,
-            reason=query.reason,
-            deaths=query.deaths,
-            since=rfc3339(query.since_ms),
-        )
+
+def frame_json(frame: QuarantinedRecord) -> QuarantinedFrame:
+    times = {"quarantined_at": rfc3339(frame.quarantined_at_ms), "received_at": rfc3339(frame.entry.received_at_ms)}
+    # Responses leave the other members out.
+    return cast(QuarantinedFrame, {**asdict(frame.entry), "query": frame.key, "reason": frame.reason, **times})
+
+
+def set_aside_json(query: SetAsideRecord) -> SetAsideQuery:
+    return {
+        "query": query_key(query.query),
+        "state": query.state,
+        "reason": query.reason,
+        "deaths": query.deaths,
+        "since": rfc3339(query.since_ms),
+    }
 
 
 class QuarantineList(ApiModel):
@@ -387,45 +263,11 @@ class QuarantineList(ApiModel):
     queries: list[SetAsideQuery]
 
 
-class Answer(ApiModel):
-    """An answer to one window. (query, window, revision) never changes."""
+class Answer(Members):
+    """An answer to one window."""
 
-    model_config = ConfigDict(json_schema_extra={"example": EXAMPLE_ANSWER})
-
-    query: str
-    version: int
-    """The version of the query that has the window."""
-    window: WindowRange
-    phase: Literal["early", "complete", "final"]
-    revision: int = Field(ge=1)
-    data_of: int | None = None
-    """Of a correction: the revision of the final answer whose data it has. Records came late, so its quality and its
-    bounds differ."""
-    given_at: Rfc3339
-    """Wall time at which the center gave it."""
     data: list[AnswerRow]
     """A row per group."""
-    total: dict[str, IntervalCell]
-    """Each `count`, `sum`, `min`, `max`, `mean` and `var` over all groups, with what edges withhold of the groups. It
-    is exact if every edge has closed the window, whatever the budget. The parameter `group` does not change it. Empty:
-    the session was merged into another one."""
-    rest: dict[str, float | int | None]
-    """The part of the total of each `count` and `sum` that is in no group. Null: unknown."""
-    notes: list[str] | None = None
-    """If edges withhold values: how much is in no group."""
-    shapes: dict[str, list[PartShape]]
-    """By measure: what the members of its cells in `data` are."""
-    confidence: float | None
-    """Probability that a value of `data` lies in [lower, upper]. 1: the bounds always hold. The bounds of totals always
-    hold. Null: no bound is known."""
-    quality: dict[str, JsonValue]
-    """Completeness (with the `delivery` of edges that do not count each record exactly once, and stated `losses` of
-    input), records, staleness (until `given_at`, without the way to a reader), and the error by cause. A session window
-    also has `session`: whether it was `cut` at its maximum length, and the number of such sessions (`cuts`).
-    `merged_into`: start of the session that this one was merged into; its window is empty and has no data."""
-    contract: dict[str, JsonValue]
-    """What was requested, whether it is met, and the violations. `uncovered`: the measures that have a value without a
-    bound. A met contract says nothing about the errors of these measures."""
 
 
 class EffectiveRange(ApiModel):

@@ -8,23 +8,26 @@ from center.api.problems import HttpProblem
 from edgewater.model.table_texts import ARROW, CSV, JSON
 
 SQL = "application/sql"
-ANSWER_FORMS = (JSON, CSV, ARROW)
 FORMATS = {"json": JSON, "csv": CSV, "arrow": ARROW}
-"""By value of the parameter `format`."""
+"""The forms of tables and answers, by value of the parameter `format`."""
 
 
-def negotiate(accept: str | None, forms: Sequence[str] = ANSWER_FORMS) -> str:
-    """Returns the form that an ``Accept`` header prefers; of equally preferred forms, the first one in `forms`.
+def negotiate(accept: str | None, named: str | None) -> str:
+    """Returns the form of a response.
+
+    Args:
+        accept: the ``Accept`` header. Of equally preferred forms, the first one in `FORMATS` is returned.
+        named: the parameter `format`, which overrides the header.
 
     Raises:
         HttpProblem: not-acceptable, if the header accepts none of the forms.
     """
-    if not accept or not accept.strip():
-        return forms[0]
+    if named is not None or not accept or not accept.strip():
+        return FORMATS[named or "json"]
     ranges = [_media_range(part) for part in accept.split(",") if part.strip()]
-    best = max(forms, key=lambda form: _quality(form, ranges))
+    best = max(FORMATS.values(), key=lambda form: _quality(form, ranges))
     if _quality(best, ranges) == 0:
-        raise HttpProblem("not-acceptable", f"Accept: {accept} includes none of {', '.join(forms)}")
+        raise HttpProblem("not-acceptable", f"Accept: {accept} includes none of {', '.join(FORMATS.values())}")
     return best
 
 

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+from itertools import pairwise
+from types import ModuleType
 from typing import Any
 
+from typing_extensions import get_original_bases, is_typeddict
+
+from center.api import models
 from center.api.models import ProblemDetails
 from center.api.problems import HTTP_PROBLEMS, PROBLEMS
+from edgewater.model import replies
+from edgewater.model.json_types import Document
 from edgewater.model.table_texts import ARROW, CSV, JSON
 from edgewater.runtime.problems import MEDIA_TYPE
 
@@ -19,6 +28,41 @@ OpenApi = dict[str, Any]
 """A part of the OpenAPI document, as FastAPI takes it."""
 Responses = dict[int | str, OpenApi]
 """FastAPI's `responses` argument."""
+
+
+def json_body(example: Document) -> OpenApi:
+    """Returns the `openapi_extra` of an endpoint that reads a document."""
+    content = {"application/json": {"schema": {"type": "object"}, "example": example}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def describe_members(schemas: OpenApi) -> None:
+    """Adds the docstrings of the members of replies, inherited ones too.
+
+    pydantic would parse the whole module for each type, when the API starts.
+    """
+    docs = _member_docs(replies) | _member_docs(models)
+    for kind in (models.Answer, *(each for each in vars(replies).values() if is_typeddict(each))):
+        members = schemas.get(kind.__name__, {}).get("properties", {})
+        kinds = [kind]
+        for each in kinds:
+            kinds += [base for base in get_original_bases(each) if is_typeddict(base)]
+            for name, text in docs.get(each.__name__, {}).items():
+                if name in members:
+                    members[name].setdefault("description", text)
+
+
+def _member_docs(module: ModuleType) -> dict[str, dict[str, str]]:
+    """Returns the docstrings of the members of a module's classes, by class and member."""
+    found: dict[str, dict[str, str]] = {}
+    for node in ast.parse(inspect.getsource(module)).body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        for member, text in pairwise(node.body):
+            match member, text:
+                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(said))):
+                    found.setdefault(node.name, {})[name] = inspect.cleandoc(said)
+    return found
 
 
 def problems(*statuses: int) -> Responses:
@@ -35,16 +79,9 @@ def answers(model: type[Any], *statuses: int) -> Responses:
         " metadata `edgewater.answers` has the quality of each answer.",
         "content": {
             JSON: {},
-            CSV: {"schema": {"type": "string"}, "example": _EXAMPLE_CSV},
+            CSV: {"schema": {"type": "string"}},
             ARROW: {"schema": {"type": "string", "format": "binary"}},
         },
         "headers": {"ETag": {"description": "Strong; send it as If-None-Match.", "schema": {"type": "string"}}},
     }
     return {200: ok, 304: {"description": "The client's copy is current."}, **problems(404, 406, *statuses)}
-
-
-_EXAMPLE_CSV = (
-    "window_start,window_end,phase,revision,completeness,given_at,contract,withheld,carrier,flights,flights_lower,"
-    "flights_upper\n"
-    "2013-01-01T00:00:00Z,2013-01-02T00:00:00Z,early,1,0.667,2013-01-02T00:00:01.800Z,missing-edges,{},UA,165,165,\n"
-)

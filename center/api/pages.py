@@ -7,10 +7,11 @@ from importlib.resources import files
 from fastapi import APIRouter
 from starlette.datastructures import MutableHeaders
 from starlette.responses import FileResponse, HTMLResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Scope
 
 from center.api.access import OPEN
 from center.api.problems import HttpProblem
+from center.api.responses import OnStart, ResponseMiddleware
 
 PAGES = ("/docs", "/ui")
 """Paths of pages. All other responses are data, which browsers must neither run nor show in a frame."""
@@ -42,32 +43,28 @@ START = """SwaggerUIBundle({url: "openapi.json", dom_id: "#swagger-ui", deepLink
 """
 
 
-class SecurityHeaders:
+class SecurityHeaders(ResponseMiddleware):
     """Middleware: headers by which browsers protect their users. Data is not cached unless its endpoint says so."""
 
     def __init__(self, app: ASGIApp, *, over_tls: bool) -> None:
-        self._app = app
+        super().__init__(app)
         self._over_tls = over_tls
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    def begin(self, scope: Scope) -> OnStart:
+        """Implements `ResponseMiddleware.begin`."""
         is_page = any(scope["path"] == p or scope["path"].startswith(f"{p}/") for p in PAGES)
 
-        async def guarded_send(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers["Content-Security-Policy"] = PAGE_POLICY if is_page else DATA_POLICY
-                headers["X-Content-Type-Options"] = "nosniff"
-                headers["Referrer-Policy"] = "no-referrer"
-                headers["Cross-Origin-Resource-Policy"] = "same-origin"
-                headers.setdefault("Cache-Control", "no-store")
-                if self._over_tls:
-                    headers["Strict-Transport-Security"] = HSTS
-            await send(message)
+        async def guard(start: Message) -> None:
+            headers = MutableHeaders(scope=start)
+            headers["Content-Security-Policy"] = PAGE_POLICY if is_page else DATA_POLICY
+            headers["X-Content-Type-Options"] = "nosniff"
+            headers["Referrer-Policy"] = "no-referrer"
+            headers["Cross-Origin-Resource-Policy"] = "same-origin"
+            headers.setdefault("Cache-Control", "no-store")
+            if self._over_tls:
+                headers["Strict-Transport-Security"] = HSTS
 
-        await self._app(scope, receive, guarded_send)
+        return guard
 
 
 router = APIRouter(include_in_schema=False, dependencies=[OPEN])

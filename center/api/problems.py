@@ -1,6 +1,6 @@
 """Errors as RFC 9457 problem details: ``application/problem+json`` with stable `type` URIs.
 
-This is the only mapping of the codes of `edgewater/model/errors.py` to HTTP. FastAPI's validation errors, unknown paths
+This is the only mapping of the codes of `edgewater/base/errors.py` to HTTP. FastAPI's validation errors, unknown paths
 and methods, and internal errors have the same form.
 """
 
@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgewater.model.errors import EdgewaterError, InvalidInput, InvalidRequest
+from edgewater.base.errors import EdgewaterError, InvalidInput, InvalidRequest, StorageError
 from edgewater.model.json_types import Document, Json, as_document
 from edgewater.runtime.configuration import as_phrase
 from edgewater.runtime.problems import problem, problem_body
@@ -62,7 +62,7 @@ PROBLEMS: dict[str, ProblemType] = {
     "client-gone": ProblemType(503, "Client gone"),
     "internal": ProblemType(500, "Internal error"),
 }
-"""By code of `edgewater/model/errors.py`."""
+"""By code of `edgewater/base/errors.py`."""
 
 HTTP_PROBLEMS: dict[str, ProblemType] = {
     "forbidden": ProblemType(403, "Forbidden"),
@@ -92,6 +92,30 @@ class HttpProblem(Exception):
         super().__init__(detail)
         self.code = code
         self.headers = dict(headers or {})
+
+
+class Outage:
+    """Logs the requests and streams that end because a store cannot be used: the first one, and the last one with their
+    number when the stores can be used again. Otherwise each attempt of each client to connect again would be logged.
+
+    Attributes:
+        count: how many there were since the stores could be used.
+    """
+
+    def __init__(self) -> None:
+        self.count, self._last = 0, ""
+
+    def note(self, text: str) -> None:
+        """Notes a request or a stream that has ended. Called on the event loop."""
+        if not self.count:
+            log.error("%s", text)
+        self.count, self._last = self.count + 1, text
+
+    def end(self) -> None:
+        """Is called when the stores can be used again."""
+        if self.count > 1:
+            log.error("the stores can be used again; %d requests failed, the last one: %s", self.count, self._last)
+        self.count = 0
 
 
 def problem_response(
@@ -156,7 +180,9 @@ def _shown(value: object) -> Json:
 def _edgewater_error(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, EdgewaterError)
     response = problem_response(exc.code, exc.message, instance=request.url.path, extra=_members(exc))
-    if response.status_code >= 500:
+    if isinstance(exc, StorageError):
+        request.app.state.services.outage.note(f"{request.method} {request.url.path}: {exc.message}")
+    elif response.status_code >= 500:
         log.error("%s %s: %s", request.method, request.url.path, exc.message)
     return response
 

@@ -11,16 +11,18 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from center.api.measure_models import ApiModel
-from center.api.negotiation import FORMATS, negotiate
-from center.serving.computed import MAX_COMPUTED, ComputedValue, RowSelection
-from center.serving.measures import MAX_ASKED, MeasureQuestions, require_possible
+from center.serving.measures import MeasureQuestions, includes, require_possible
+from center.serving.row_selection import RowSelection
 from edgewater.answers import Phase
-from edgewater.model.errors import InvalidRequest
+from edgewater.base.errors import InvalidRequest
+from edgewater.model.computed import MAX_COMPUTED, ComputedValue
 from edgewater.model.query import QuerySpec
 from edgewater.synopses.named_questions import read_confidence
 
-MAX_VALUES = MAX_ASKED
+MAX_VALUES = 100
+"""The most values of one parameter: a limit of the work of one answer."""
 MAX_TEXT = 2_000
+"""Characters of a condition: a limit of the parser's work."""
 
 
 class QuestionParams(ApiModel):
@@ -80,7 +82,7 @@ class QuestionParams(ApiModel):
             computed=_computed(self.compute, spec),
             selection=RowSelection(self.having.strip(), tuple(self.order), self.limit_groups),
         )
-        named = [m for m in spec.measures if not questions.measures or m.name in questions.measures]
+        named = [m for m in spec.measures if includes(questions, m)]
         require_possible(questions, {m.name: m.stack(None) for m in named})
         return questions
 
@@ -95,13 +97,10 @@ class AnswerParams(QuestionParams):
     require: Literal["complete"] | None = None
     """`complete`: if an answer lacks records of an edge, the response is 409."""
 
-    def form(self, accept: str | None) -> str:
-        """Returns the requested form. Raises HttpProblem if `accept` includes none."""
-        return negotiate(accept) if self.format is None else FORMATS[self.format]
-
 
 def _computed(texts: list[str], spec: QuerySpec) -> tuple[ComputedValue, ...]:
-    computed = tuple(ComputedValue.parse(text, spec) for text in dict.fromkeys(texts))
+    taken = {*spec.group_by, *spec.shown}
+    computed = tuple(ComputedValue.parse(text, taken) for text in dict.fromkeys(texts))
     if len({value.name for value in computed}) < len(computed):
         raise InvalidRequest("compute", texts, "each name once")
     return computed
@@ -119,11 +118,10 @@ def _groups(texts: list[str], spec: QuerySpec) -> tuple[tuple[str, tuple[str, ..
 
 
 def _measures(texts: list[str], spec: QuerySpec) -> tuple[str, ...]:
-    names = [m.name for m in spec.measures]
     for name in texts:
-        if name not in names:
-            raise InvalidRequest("measure", name, f"one of {', '.join(names)}")
-    return tuple(name for name in names if name in texts)
+        if name not in spec.shown:
+            raise InvalidRequest("measure", name, f"one of {', '.join(spec.shown)}")
+    return tuple(name for name in spec.shown if name in texts)
 
 
 def _ranks(texts: list[float]) -> list[float]:

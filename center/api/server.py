@@ -7,23 +7,22 @@ import logging
 import ssl
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from center.config import ApiSection, ApiTlsSection, load_certificate
-from edgewater.model.errors import InvalidConfig
-from edgewater.runtime.configuration import file_signature
+from edgewater.base.errors import InvalidConfig
+from edgewater.runtime.configuration import FileWatch
 from edgewater.runtime.connections import ConnectionLimits, GuardedServer, guarded
 from edgewater.runtime.tasks import Tasks
 
-GRACE_S = 5
+GRACE_S = 5  # limit: time of a stop
 """How long open requests may take when the API is told to stop."""
-DRAIN_S = 2.0
+DRAIN_S = 2.0  # limit: time of a stop
 """How long active clients may take to leave before idle connections are closed."""
-RELOAD_S = 10.0
-SWITCH_S = 0.0005
+RELOAD_S = 10.0  # limit: how long an old certificate is used
+SWITCH_S = 0.0005  # limit: how long a thread keeps the interpreter
 """A thread that computes gives the interpreter to another thread after this time. A short request changes threads
 several times, and each time waits for a costly one."""
 
@@ -32,17 +31,14 @@ log = logging.getLogger(__name__)
 
 def server_config(app: ASGIApp, config: ApiSection, on_closed: Callable[[str], None]) -> uvicorn.Config:
     """Returns the configuration of the API's server. Raises InvalidConfig if a certificate or key cannot be used."""
-    options = dict[str, Any]()
-    if config.tls is not None:
-        context = _context(config.tls)
-        options["ssl_context_factory"] = lambda config, default: context
+    context = None if config.tls is None else _context(config.tls)
     limits = config.limits
     connections = ConnectionLimits(limits.connections, limits.headers_ms / 1000, limits.body_ms / 1000)
     return uvicorn.Config(
         app,
         timeout_graceful_shutdown=GRACE_S,
         **guarded(connections, on_closed),
-        **options,
+        ssl_context_factory=None if context is None else lambda config, default: context,
     )
 
 
@@ -90,20 +86,17 @@ class ApiServer(GuardedServer):
         """Lets handshakes use a changed certificate, until cancelled."""
         context = self.config.ssl
         assert context is not None
-        signatures = await asyncio.to_thread(_signatures, tls)
+        watch = FileWatch(tls.cert, tls.key)
+
+        def load() -> ssl.SSLContext:
+            _context(tls)  # half a renewal must not replace a pair that fits
+            load_certificate(context, tls.cert, tls.key, "api.tls.cert")
+            return context
+
         while True:
             await asyncio.sleep(self._reload_s)
-            if (now := await asyncio.to_thread(_signatures, tls)) == signatures:
-                continue
             try:
-                await asyncio.to_thread(_context, tls)  # half a renewal must not replace a pair that fits
-                await asyncio.to_thread(load_certificate, context, tls.cert, tls.key, "api.tls.cert")
+                if await asyncio.to_thread(watch.read, load) is not None:
+                    log.info("%s has been read again", tls.cert)
             except InvalidConfig as exc:
                 log.error("the changed certificate cannot be used, and the previous one stays in use: %s", exc.message)
-                continue
-            signatures = now
-            log.info("%s has been read again", tls.cert)
-
-
-def _signatures(tls: ApiTlsSection) -> tuple[tuple[int, ...] | None, ...]:
-    return file_signature(tls.cert), file_signature(tls.key)

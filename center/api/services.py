@@ -12,16 +12,17 @@ from fastapi import Depends, Request
 from center.api.answer_cache import AnswerRenderer
 from center.api.audit import AuditLog
 from center.api.authentication import Authenticator
-from center.api.edge_progress import EdgeProgress
-from center.api.lanes import Lane
-from center.api.limits import Rates, Slots, Turns
+from center.api.edge_progress import SharedProgress
+from center.api.lanes import CostlyLane
+from center.api.limits import Rates, ReadTurns, Slots
 from center.api.live_feed import LiveFeed
 from center.api.metrics import ApiMetrics
-from center.api.prometheus.series import SamplesCache
+from center.api.problems import Outage
 from center.api.sql_guard import SqlGuard
 from center.catalog import Catalog, ComponentRegistry
 from center.config import ApiLimitsSection
 from center.results import ResultStore
+from center.serving.byte_cache import ByteCache
 from center.serving.synopsis_cache import SynopsisCache
 from center.sinks import SinkStore
 from edgewater.runtime.tasks import Tasks
@@ -46,25 +47,25 @@ class Services:
     components: ComponentRegistry
     now_ms: Callable[[], int]
     renderer: AnswerRenderer
-    progress: EdgeProgress
+    progress: SharedProgress
     feed: LiveFeed
     metrics: ApiMetrics
     synopses: SynopsisCache
-    samples: SamplesCache
+    samples: ByteCache
     parsing: CapacityLimiter
     registering: CapacityLimiter
-    costly: Lane
+    costly: CostlyLane
     authenticator: Authenticator
     rates: Rates
     live_slots: Slots
-    evaluate_slots: Slots
-    turns: Turns
+    turns: ReadTurns
     limits: ApiLimitsSection
     audit: AuditLog
     draw_seed: Callable[[], int]
     sql: SqlGuard
     sinks: SinkStore
     tasks: Tasks
+    outage: Outage
     sink_secrets: frozenset[str] = frozenset()
 
 

@@ -30,9 +30,9 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 from edgewater.model.table_texts import JSON, TooLong, rendered  # noqa: E402  # of the same installation
 
 READY = b"+"
-MEMORY_BYTES = 512 << 20
-MAX_RESULT_ROWS = 100_000
-MAX_VALUES = 2_000_000
+MEMORY_BYTES = 512 << 20  # limit: memory of a statement
+MAX_RESULT_ROWS = 100_000  # limit: size of a result
+MAX_VALUES = 2_000_000  # limit: size of a result
 MAX_RESULT_BYTES = 64 << 20
 """Of the table, and of its text."""
 SETTINGS = (

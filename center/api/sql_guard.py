@@ -23,12 +23,12 @@ import pyarrow as pa
 
 from center.api.problems import HttpProblem
 from edgewater.answers.work import require_client, waiting
-from edgewater.model.errors import InvalidQuery, StorageError, installation
+from edgewater.base.errors import InvalidQuery, StorageError, installation
 
-TIMEOUT_S = 3.0
-START_S = 30.0
+TIMEOUT_S = 3.0  # limit: time of a statement
+START_S = 30.0  # limit: the wait for a child that hangs
 """Time after which a child that is not ready is killed."""
-LOOK_S = 0.1
+LOOK_S = 0.1  # limit: work for a client that has left
 """Interval at which it is checked whether the client of a statement is still there."""
 MAX_CHILDREN = 2
 """Statements that run at the same time; others wait."""

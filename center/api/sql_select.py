@@ -9,11 +9,11 @@ from sqlglot import exp
 from sqlglot.dialects.duckdb import DuckDB
 from sqlglot.errors import SqlglotError
 
-from edgewater.model.errors import InvalidQuery, did_you_mean
+from edgewater.base.errors import InvalidQuery, did_you_mean
 from edgewater.model.syntax import BoundedParser, TooManySteps, syntax_error
 
-MAX_TOKENS = 10_000
-MAX_TABLES = 16
+MAX_TOKENS = 10_000  # limit: time of parsing
+MAX_TABLES = 16  # limit: memory of a statement
 _NODES = (
     exp.And, exp.Or, exp.Xor, exp.Case, exp.If, exp.Coalesce, exp.Nullif, exp.Cast, exp.TryCast, exp.Exists, exp.Array,
     exp.Count, exp.CountIf, exp.Sum, exp.Avg, exp.Min, exp.Max, exp.Median, exp.Stddev, exp.StddevPop, exp.StddevSamp,

@@ -10,14 +10,14 @@ from center.api.services import Services
 from center.api.versions import clipped
 from center.serving.answer_tables import empty_table, stated_answer, with_types, with_version
 from edgewater.answers import Phase
-from edgewater.model.errors import InvalidQuery
-from edgewater.model.number_columns import concatenated
+from edgewater.base.errors import InvalidQuery
+from edgewater.base.number_columns import concatenated
+from edgewater.base.timestamps import rfc3339
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.timestamps import rfc3339
 
-CHUNK = 100
+CHUNK = 100  # limit: memory of a read
 """Windows that are read at a time."""
-CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = 4 << 20  # limit: memory of a read
 
 
 def query_table(
@@ -57,7 +57,7 @@ def _version_table(center: Services, query: RegisteredQuery, start_ms: int | Non
     tables, cursor = [with_version(empty_table(center.catalog, query.spec), query.ref.version)], None
     while True:
         chunk, cursor = center.results.windows(query.ref, start_ms, end_ms, CHUNK, cursor, Phase.EARLY, CHUNK_BYTES)
-        answers = (stated_answer(record, query, tables[0].schema)[0] for record in chunk)
+        answers = (stated_answer(record, query.spec, tables[0].schema)[0] for record in chunk)
         tables += [with_version(answer, query.ref.version) for answer in answers]
         if cursor is None:
             return concatenated(tables)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
 
 from center.api.services import Services
-from edgewater.model.errors import InvalidRequest, NotFound
+from edgewater.base.errors import InvalidRequest, NotFound
+from edgewater.base.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.base.timestamps import rfc3339
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
-from edgewater.model.timestamps import rfc3339
+
+Version = Annotated[
+    int | None, Field(ge=1, le=1 << 31, description="Only answers of this version of the query. Default: of all.")
+]
 
 
 def versions_of(center: Services, name: str, version: int | None) -> list[RegisteredQuery]:

@@ -6,20 +6,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from center.api.edge_progress import edge_state
-from center.catalog import SetAsideQuery
+from center.api.time_params import time_text
+from center.catalog import SetAsideRecord
+from edgewater.base.streams import MAX_TIME_MS, MIN_TIME_MS, EdgeId
+from edgewater.base.timestamps import rfc3339
 from edgewater.model.edge_records import EdgeRecord, QueryStatusRecord, expected_edges
 from edgewater.model.query import ErrorBudget
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.replies import EdgeCause, WaitState
-from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, EdgeId
-from edgewater.model.timestamps import rfc3339
+from edgewater.model.replies import EdgeCause, QueryStatus, WaitState
 from edgewater.wire import DropReason
 
-NAMED_EDGES = 3
+NAMED_EDGES = 3  # limit: length of a message
 """A reason names this many edges, and the number of the others."""
 
 REMEDIES: dict[WaitState, str] = {
-    "refused": "register the query in another form, or change the streams of the edges",
+    "refused": "register the query in another form or for other `edges`, or change or upgrade the edges",
     "no_edges": "start an edge whose configuration has this stream, or correct `from`",
     "no_records": "register the query before the edges read their records or with `since`, or check `where`",
     "merging": "wait: the answers follow within seconds",
@@ -69,54 +70,49 @@ class EdgeWait:
         return self.cause not in ("ended", "open")
 
 
-@dataclass(frozen=True, slots=True)
-class QueryWait:
-    """Why a query has no answer, or no newer answer.
-
-    Attributes:
-        remedy: what a user can do; empty: nothing is wrong.
-        since_ms: wall time since which it waits; None: unknown.
-        edges: what it waits for at each expected edge.
-        budget: why the error budget saves nothing; empty: it saves bytes, or there is none.
-    """
-
-    state: WaitState
-    reason: str
-    remedy: str
-    since_ms: int | None
-    edges: tuple[EdgeWait, ...]
-    budget: str = ""
-
-
 def explain(
     query: RegisteredQuery,
     edges: Sequence[EdgeRecord],
     statuses: Mapping[EdgeId, QueryStatusRecord],
     *,
-    answered: bool,
+    latest_ms: int | None,
     withheld: bool,
     unmerged: int,
-    set_aside: SetAsideQuery | None,
+    set_aside: SetAsideRecord | None,
     not_ready: Sequence[str],
     now_ms: int,
-) -> QueryWait:
+) -> QueryStatus:
     """Explains what a query waits for.
 
     Args:
-        answered: whether one of its windows has an answer.
+        latest_ms: start of its last window that has an answer; None: none has.
         withheld: whether edges withheld anything of the last such window.
         unmerged: number of its frames that the job has not merged yet.
         set_aside: state and reason of a query that is set aside; None: it is not set aside.
         not_ready: components that are not ready, with the reason.
     """
-    known = {e.edge: e for e in edges}
+    known, answered = {e.edge: e for e in edges}, latest_ms is not None
     expected = expected_edges(query.spec, edges)
     waits = tuple(_at_edge(edge, known.get(edge), statuses.get(edge), query, now_ms) for edge in expected)
     blocking = [w for w in waits if w.holds_back]
 
-    def result(state: WaitState, reason: str, remedy: str = "", since_ms: int | None = None) -> QueryWait:
-        saved = SAVES_NOTHING if answered and not withheld and _is_relative(query.spec.error_budget) else ""
-        return QueryWait(state, reason, remedy or REMEDIES.get(state, ""), since_ms, waits, saved)
+    def result(state: WaitState, reason: str, remedy: str = "", since_ms: int | None = None) -> QueryStatus:
+        saves_nothing = answered and not withheld and _is_relative(query.spec.error_budget)
+        return {
+            "query": query.ref.name,
+            "version": query.ref.version,
+            "state": state,
+            "reason": reason,
+            "remedy": remedy or REMEDIES.get(state, ""),
+            "since": time_text(since_ms),
+            "waits_for": [w.edge for w in blocking],
+            "edges": [
+                {"edge": w.edge, "cause": w.cause, "text": w.text, "since": time_text(w.since_ms)} for w in waits
+            ],
+            "budget": SAVES_NOTHING if saves_nothing else "",
+            "registered_at": rfc3339(query.registered_at_ms),
+            "latest_window": time_text(latest_ms),
+        }
 
     if set_aside is not None:
         return result(set_aside.state.value, set_aside.reason, since_ms=set_aside.since_ms)

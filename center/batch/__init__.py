@@ -7,8 +7,8 @@ module here may import SQLAlchemy, FastAPI or gRPC.
 from __future__ import annotations
 
 from center.batch.builder import build, plan
-from center.batch.evaluator import evaluate, latest_revisions
+from center.batch.evaluator import evaluate
 from center.batch.sql_functions import register_sql
 from center.batch.strategy import Strategy
 
-__all__ = ["Strategy", "build", "evaluate", "latest_revisions", "plan", "register_sql"]
+__all__ = ["Strategy", "build", "evaluate", "plan", "register_sql"]

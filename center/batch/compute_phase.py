@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 
-from center.batch.layout import RecordLayout, timestamp
+from center.batch.layout import RecordLayout
 from center.batch.pattern import SynopsisPattern
-from center.batch.slice_states import RowBuffer, SliceStates, numbers, pick, zeros
+from center.batch.slice_states import ROWS_BYTES, RowBuffer, SliceStates, numbers, pick, zeros
 from center.batch.windows import Family, SlidingCount, family_of, grid_of
 from center.spark.workers import settle
-from edgewater.model.errors import InvalidRecord
-from edgewater.model.streams import COLUMN_TYPES
+from edgewater.base.errors import InvalidRecord
+from edgewater.base.streams import COLUMN_TYPES
 from edgewater.model.windows import SlidingWindow, Window
 from edgewater.synopses import BoolArray, IntArray, KeyTable, finalised
 
-CHUNK_ROWS = 1 << 17
+CHUNK_ROWS = 1 << 17  # limit: memory of a task
 """Records per update of the states. Smaller batches are concatenated, because an update costs tens of µs per slice."""
 
-MEMORY_BYTES = 256 << 20
+MEMORY_BYTES = 256 << 20  # limit: memory of a task
 """Size of a task's states at which they are emitted. Later states of the same slices are merged with them
 afterwards."""
 
@@ -34,7 +33,6 @@ class BatchJob:
 
     Attributes:
         by_windows: whether a task has one state per window (bucketing). If false, one state per slice (slicing).
-        count_null_times: whether records without a time are counted. If false, they are refused.
         whole: whether a task must emit each slice only once, because the synopsis does not merge.
         source: sample source of the pattern. Each task derives its own source from it.
     """
@@ -43,8 +41,6 @@ class BatchJob:
     layout: RecordLayout
     window: Window | None
     by_windows: bool = False
-    streaming: bool = False
-    count_null_times: bool = False
     whole: bool = False
     source: int = 0
 
@@ -75,19 +71,17 @@ class BatchJob:
         return grid.every_ms * max(64, 8 * -(-grid.size_ms // grid.every_ms))
 
     def blocks_of(self, start: int) -> Iterable[int]:
-        """Returns the blocks of windows that a slice belongs to. For a stream, returns the starts of these windows."""
+        """Returns the blocks of windows that a slice belongs to."""
         if self.family is Family.SESSION:
             return (0,)
         if not self.slides:
             return (start,)
         window_starts = self.grid.windows_of_slice(start)
-        if self.streaming:
-            return window_starts
         first, last = ((w - self.grid.offset_ms) // self.block_ms for w in (window_starts[0], window_starts[-1]))
         return range(first, last + 1)
 
 
-class Compute:
+class ComputePhase:
     """The compute phase as a function for `DataFrame.mapInArrow`."""
 
     def __init__(self, job: BatchJob) -> None:
@@ -97,7 +91,7 @@ class Compute:
         settle()
         context = TaskContext.get()
         partition = context.partitionId() if context else 0
-        batch_id = int((context and context.getLocalProperty("streaming.sql.batchId")) or 0)
+        batch_id = int((context and context.getLocalProperty("streaming.sql.batchId")) or 0)  # in foreachBatch
         return _Task(self._job, partition, batch_id).run(batches)
 
 
@@ -116,14 +110,11 @@ class _Task:
         if stack is not None:
             stack.grow(1)
         self._state_bytes = 4096 if stack is None else max(stack.nbytes, 64)
-        self._null_times = 0
-        self._latest: int | None = None
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for chunk in _chunks(batches):
             yield from self._add(chunk)
         yield from self._drain()
-        yield from self._last()
 
     def _add(self, chunk: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         layout = self._job.layout
@@ -131,16 +122,7 @@ class _Task:
         numbered = numbers(columns.pop()) if layout.numbered else None
         times = zeros(len(chunk))
         if layout.time is not None:
-            given = columns.pop()
-            if given.null_count:
-                present = np.asarray(given.is_valid())
-                self._null_times += int((~present).sum())
-                columns, given = pick(columns, present), given.drop_null()
-                numbered = None if numbered is None else numbered[present]
-            times = millis_of(given)
-            if len(times):
-                latest = int(times.max())
-                self._latest = latest if self._latest is None else max(self._latest, latest)
+            times = millis_of(with_times(columns.pop(), layout.time))
         strata = [_canonical(c, t) for c, (_, t) in zip(columns[: len(layout.strata)], layout.strata, strict=True)]
         values = [_canonical(c, t) for c, t in zip(columns[len(layout.strata) :], layout.values, strict=True)]
         ids = self._states.number(len(times))
@@ -202,53 +184,28 @@ class _Task:
         yield from np.split(order, np.searchsorted(codes[order], np.arange(most, codes.max() + 1, most)))
 
     def _drain(self) -> Iterator[pa.RecordBatch]:
-        yield from self._states.drain(_Placed(self._rows, self._job, self._partition))
+        """Emits all states, once for each block that a state belongs to."""
+        job = self._job
+        for key, row in self._states.drain():
+            row["part"] = self._partition
+            for block in job.blocks_of(row["slice_start"]):
+                self._rows.add(key, {**row, "block": block})
+            if self._rows.nbytes >= ROWS_BYTES:
+                yield self._rows.take()
         if len(self._rows):
             yield self._rows.take()
 
-    def _last(self) -> Iterator[pa.RecordBatch]:
-        """Yields a row without a slice, with the number of records without a time. For a stream it also has the latest
-        event time.
 
-        Raises:
-            InvalidRecord: records have no time, and they are not to be counted.
-        """
-        job = self._job
-        if self._null_times and not job.count_null_times:
-            raise InvalidRecord(
-                str(job.layout.time),
-                None,
-                "an event time in every record, or null_times='count'",
-                f"{self._null_times} records of partition {self._partition} have none",
-            )
-        if self._null_times or (job.streaming and self._latest is not None):
-            row = {"records": self._null_times, "nulls": 0, "part": self._partition}
-            if job.streaming:
-                row["event_time"] = timestamp(self._latest)  # type: ignore[assignment]
-            self._rows.add([None] * len(job.layout.strata), row)
-            yield self._rows.take()
+def with_times(times: pa.Array, column: str) -> pa.Array:
+    """Returns the event times of records.
 
-
-class _Placed:
-    """Adds rows to a buffer, once for each block that a row belongs to."""
-
-    def __init__(self, rows: RowBuffer, job: BatchJob, partition: int) -> None:
-        self._rows, self._job, self._partition = rows, job, partition
-
-    @property
-    def nbytes(self) -> int:
-        return self._rows.nbytes
-
-    def take(self) -> pa.RecordBatch:
-        return self._rows.take()
-
-    def add(self, key: list[Any], row: dict[str, Any]) -> None:
-        row["part"] = self._partition
-        job = self._job
-        for block in job.blocks_of(row["slice_start"]):
-            # In a stream, the block of a slice is the start of a window.
-            start = block if job.streaming and job.slides else row["slice_start"]
-            self._rows.add(key, {**row, "block": block, "slice_start": start})
+    Raises:
+        InvalidRecord: a record has none.
+    """
+    if times.null_count:
+        accepted = "an event time in every record: filter the others out before"
+        raise InvalidRecord(column, None, accepted, f"{times.null_count} of {len(times)} records have none")
+    return times
 
 
 def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

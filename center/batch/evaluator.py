@@ -16,7 +16,7 @@ from pyspark.sql import Window as Over
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from center.batch.layout import RESULT_COLUMNS
+from center.batch.layout import FORMER_COLUMNS, RESULT_COLUMNS
 from center.batch.questions import (
     ANSWER_DDL,
     ANSWER_FIELDS,
@@ -26,10 +26,10 @@ from center.batch.questions import (
     parse_question_json,
 )
 from center.batch.sql_functions import merge_function
-from edgewater.model.errors import InvalidRequest
+from edgewater.base.errors import InvalidRequest
 from edgewater.synopses import Question
 
-BROADCAST_BYTES = 1 << 30
+BROADCAST_BYTES = 1 << 30  # limit: memory of executors
 """Maximum size of the windows that are broadcast to the executors."""
 
 
@@ -46,7 +46,8 @@ def evaluate(
     """Evaluates questions on the result of `build`, or on a stored result.
 
     Args:
-        out: a batch DataFrame with `build`'s columns. The newest revision of each window is used.
+        out: a batch DataFrame with `build`'s columns. Of a result of release 0.3, the newest revision of each window is
+            used.
         questions: one question, as an object of `edgewater.synopses` or as JSON (`{"question": "quantile", "q":
             0.99}`); or a DataFrame of questions, batch or streaming.
         mode: "latest" evaluates each question on the newest windows. "timestamped" evaluates it on the windows that
@@ -87,28 +88,28 @@ def evaluate(
     return selected.mapInArrow(EvaluateWindows(asked, schema), ddl)
 
 
-def latest_revisions(out: DataFrame) -> DataFrame:
-    """Returns one row per existing window, with the window's newest revision. Rows that only count records
-    are dropped.
+def _latest_revisions(out: DataFrame) -> DataFrame:
+    """Returns one row per existing window of a result of release 0.3: its newest revision. Rows that only count
+    records are dropped.
     """
     strata = _strata(out)
     rows = out.where(F.col("synopsis").isNotNull() | (F.col("revision").isNotNull() & (F.col("late") == 0)))
-    held = F.struct("synopsis", "records", "nulls", "revision", "late")
+    values = F.struct("synopsis", "records", "nulls")
     keys = [*strata, "window_start", "window_end"]
-    newest = rows.groupBy(*keys).agg(F.max_by(held, F.col("revision")).alias("_held"))
-    return newest.select(*keys, "_held.*").where(F.col("synopsis").isNotNull())
+    newest = rows.groupBy(*keys).agg(F.max_by(values, F.col("revision")).alias("_newest"))
+    return newest.select(*keys, "_newest.*").where(F.col("synopsis").isNotNull())
 
 
 def _strata(out: DataFrame) -> list[str]:
     missing = [name for name in RESULT_COLUMNS if name not in out.columns]
     if missing:
         raise InvalidRequest("out", f"columns {', '.join(out.columns)}", f"build's columns, also {', '.join(missing)}")
-    return [name for name in out.columns if name not in RESULT_COLUMNS]
+    return [name for name in out.columns if name not in (*RESULT_COLUMNS, *FORMER_COLUMNS)]
 
 
 def _windows(out: DataFrame, stratified: bool | None, keep: int | None) -> tuple[DataFrame, list[str]]:
     strata = _strata(out)
-    windows = latest_revisions(out)
+    windows = _latest_revisions(out) if set(FORMER_COLUMNS) <= set(out.columns) else out
     if stratified and not strata:
         raise InvalidRequest("stratified", stratified, "False", "it was built without stratify_by")
     if strata and stratified is False:

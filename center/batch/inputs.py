@@ -8,11 +8,12 @@ from typing import Any, TypeAlias
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
+from pyspark.sql import Window as Over
 from pyspark.sql import functions as F
 
-from center.batch.layout import RESULT_COLUMNS, SPARK_TYPES, RecordLayout
+from center.batch.layout import FORMER_COLUMNS, RESULT_COLUMNS, SPARK_TYPES, RecordLayout
 from center.batch.pattern import SynopsisPattern
-from edgewater.model.errors import InvalidRequest
+from edgewater.base.errors import InvalidRequest
 
 ColumnLike: TypeAlias = "str | Column"
 """The name of a column, or an expression."""
@@ -55,9 +56,9 @@ def read_input(
     strata = [_column(df, f"stratify_by[{i}]", given) for i, given in enumerate(_listed(stratify_by))]
     for name, given, _ in strata:
         _type_of("stratify_by", name, given, tuple(SPARK_TYPES))
-        if name in RESULT_COLUMNS:
+        if name in (taken := (*RESULT_COLUMNS, *FORMER_COLUMNS)):
             raise InvalidRequest(
-                "stratify_by", name, f"another name than {', '.join(RESULT_COLUMNS)}", "the result has this column"
+                "stratify_by", name, f"another name than {', '.join(taken)}", "results have this column"
             )
     if len({name for name, _, _ in strata}) < len(strata):
         raise InvalidRequest("stratify_by", [name for name, _, _ in strata], "columns of different names")
@@ -79,6 +80,21 @@ def read_input(
         layout = replace(layout, time=name)
         columns.append(column.alias("_t"))
     return BatchInput(df.select(*columns), layout, pattern)
+
+
+def number_in_order(job_input: BatchInput, within: list[Column]) -> Column:
+    """Returns a column with the number of each record in event time, from 0.
+
+    Records with equal times are ordered by value. So the numbering is the same in each run, except among equal records.
+    """
+    values = [F.col(f"_v{i}") for i in range(len(job_input.layout.values))]
+    over = Over.partitionBy(*within).orderBy(F.col("_t").asc_nulls_last(), *values)
+    return (F.row_number().over(over) - 1).cast("bigint")
+
+
+def default_partitions(df: DataFrame) -> int:
+    """Returns the number of tasks after a shuffle, if a strategy does not give it."""
+    return int(df.sparkSession.conf.get("spark.sql.shuffle.partitions"))
 
 
 def _values(df: DataFrame, pattern: SynopsisPattern, of: Any) -> tuple[SynopsisPattern, list[tuple[str, str, Column]]]:

@@ -6,24 +6,18 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from edgewater.model.streams import COLUMN_TYPES
+from edgewater.base.streams import COLUMN_TYPES
 
 SPARK_TYPES = {"string": "string", "int64": "bigint", "float64": "double", "bool": "boolean"}
 """Spark's name of each column type."""
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
-RESULT_COLUMNS = ("window_start", "window_end", "synopsis", "records", "nulls", "revision", "late")
+RESULT_COLUMNS = ("window_start", "window_end", "synopsis", "records", "nulls")
 """The columns of `build`'s result, after the strata."""
+FORMER_COLUMNS = ("revision", "late")
+"""Further columns of the results of releases up to 0.3."""
 
-_PARTIAL = {
-    "slice_start": "int64",
-    "block": "int64",
-    "part": "int64",
-    "first_ms": "int64",
-    "last_ms": "int64",
-    "records": "int64",
-    "nulls": "int64",
-}
+_PARTIAL = ("slice_start", "block", "part", "first_ms", "last_ms", "records", "nulls")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +49,17 @@ class RecordLayout:
 
     @property
     def partial_schema(self) -> pa.Schema:
-        """The schema of partials: strata, then a slice's counters, bytes and `event_time`, which advances a stream's
-        watermark.
-        """
+        """The schema of partials: strata, then a slice's counters and bytes."""
         fields = [pa.field(k, t) for k, t in zip(self.keys, self.stratum_types, strict=True)]
-        fields += [pa.field(n, COLUMN_TYPES[t]) for n, t in _PARTIAL.items()]
-        return pa.schema([*fields, pa.field("synopsis", pa.binary()), pa.field("event_time", TIMESTAMP)])
+        fields += [pa.field(name, pa.int64()) for name in _PARTIAL]
+        return pa.schema([*fields, pa.field("synopsis", pa.binary())])
 
     @property
     def result_schema(self) -> pa.Schema:
         fields = [pa.field(k, t) for k, t in zip(self.keys, self.stratum_types, strict=True)]
         fields += [pa.field("window_start", TIMESTAMP), pa.field("window_end", TIMESTAMP)]
         fields += [pa.field("synopsis", pa.binary())]
-        return pa.schema([*fields, *(pa.field(n, pa.int64()) for n in ("records", "nulls", "revision", "late"))])
+        return pa.schema([*fields, *(pa.field(n, pa.int64()) for n in ("records", "nulls"))])
 
 
 def timestamp(millis: int | None) -> int | None:

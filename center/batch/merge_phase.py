@@ -22,18 +22,18 @@ from center.spark.workers import settle
 from edgewater.model.windows import SessionWindow, SlidingWindow, sessions_of
 from edgewater.synopses import from_bytes
 
-KeyedPartial = tuple[tuple[Any, ...], dict[str, Any], "SlicePartial"]
+KeyedPartial = tuple[tuple[Any, ...], dict[str, Any], "SliceSynopsis"]
 """A row of the compute phase: its stratum, its columns by name, and its partial."""
 
 _NAN = float("nan")
 _NUMBERS = ("slice_start", "first_ms", "last_ms", "records", "nulls")
 
-FAN_IN = 64
+FAN_IN = 64  # limit: memory of a merge
 """Partials that are decoded at the same time, because a merge needs all its inputs in memory."""
 
 
 @dataclass(frozen=True, slots=True)
-class SlicePartial:
+class SliceSynopsis:
     """A synopsis of some records, with the first and last event time of the records, and counts.
 
     Attributes:
@@ -57,7 +57,7 @@ class SlicePartial:
     def synopsis(self) -> Any:
         return from_bytes(self.data) if self.held is None and self.data is not None else self.held
 
-    def decoded(self) -> SlicePartial:
+    def decoded(self) -> SliceSynopsis:
         """Returns the same partial with a decoded synopsis. Called before several merges, to decode only once."""
         return replace(self, held=self.synopsis())
 
@@ -68,15 +68,12 @@ class SlicePartial:
         return self.data
 
 
-_NOTHING = SlicePartial(0, 0, 0, 0, 0)
-
-
-def union(pieces: Iterable[SlicePartial]) -> SlicePartial:
+def union(pieces: Iterable[SliceSynopsis]) -> SliceSynopsis:
     """Merges partials into one partial. There must be at least one partial."""
     first, *others = pieces
     while others:
         parts, others = others[:FAN_IN], others[FAN_IN:]
-        first = SlicePartial(
+        first = SliceSynopsis(
             first.start,
             min(p.first_ms for p in (first, *parts)),
             max(p.last_ms for p in (first, *parts)),
@@ -97,14 +94,14 @@ class TwoStacks:
     """
 
     def __init__(self) -> None:
-        self._front: list[SlicePartial] = []
-        self._back: list[SlicePartial] = []
-        self._added: SlicePartial | None = None
+        self._front: list[SliceSynopsis] = []
+        self._back: list[SliceSynopsis] = []
+        self._added: SliceSynopsis | None = None
 
     def __bool__(self) -> bool:
         return bool(self._front or self._back)
 
-    def push(self, piece: SlicePartial) -> None:
+    def push(self, piece: SliceSynopsis) -> None:
         self._back.append(piece)
         self._added = piece if self._added is None else union([self._added, piece])
 
@@ -117,20 +114,20 @@ class TwoStacks:
             self._front.pop()
 
     def _flip(self) -> None:
-        suffix: SlicePartial | None = None
+        suffix: SliceSynopsis | None = None
         for piece in reversed(self._back):
             suffix = piece if suffix is None else union([piece, suffix])
             self._front.append(suffix)
         self._back, self._added = [], None
 
-    def union(self) -> SlicePartial:
+    def union(self) -> SliceSynopsis:
         parts = [p for p in (self._front[-1] if self._front else None, self._added) if p is not None]
         return union(parts)
 
 
 def sliding_windows(
-    slices: Iterable[SlicePartial], window: SlidingWindow, first: int, end: int
-) -> Iterator[tuple[int, SlicePartial]]:
+    slices: Iterable[SliceSynopsis], window: SlidingWindow, first: int, end: int
+) -> Iterator[tuple[int, SliceSynopsis]]:
     """Yields the windows that start in [first, end) and contain a slice, ascending, each with the union of its slices.
 
     Args:
@@ -155,7 +152,7 @@ def sliding_windows(
         at += window.every_ms
 
 
-def session_windows(slices: Iterable[SlicePartial], window: SessionWindow) -> Iterator[SlicePartial]:
+def session_windows(slices: Iterable[SliceSynopsis], window: SessionWindow) -> Iterator[SliceSynopsis]:
     """Yields the sessions of one stratum, ascending.
 
     Args:
@@ -165,26 +162,11 @@ def session_windows(slices: Iterable[SlicePartial], window: SessionWindow) -> It
         yield replace(union(session), cut=cut)
 
 
-class UntimedRecords:
-    """Counts the records without a time, and removes their rows from the input of the merge."""
+class MergePhase:
+    """The merge phase as a function for `DataFrame.mapInArrow`. Sorted partials become windows, as in `build`'s result.
 
-    def __init__(self) -> None:
-        self.records = 0
-
-    def without(self, rows: Iterator[KeyedPartial]) -> Iterator[KeyedPartial]:
-        for row in rows:
-            if row[1]["slice_start"] is None:
-                self.records += row[1]["records"]
-            else:
-                yield row
-
-    def row(self) -> dict[str, Any]:
-        """Returns a partial or result row without a window, with the number of these records."""
-        return {"records": self.records, "nulls": 0, "part": 0, "revision": 1, "late": 0}
-
-
-class MergeLevel:
-    """A level of the merge tree for `DataFrame.mapInArrow`. The input is sorted partials, the output is merged rows."""
+    For one synopsis over all records, Spark need not sort the partials, because this phase sorts them.
+    """
 
     def __init__(self, job: BatchJob) -> None:
         self._job = job
@@ -192,54 +174,16 @@ class MergeLevel:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         settle()
         strata = len(self._job.layout.strata)
-        rows = RowBuffer(self._schema, strata)
-        untimed = UntimedRecords()
-        for key, row in self._merged(untimed.without(_rows(batches, strata))):
+        rows = RowBuffer(self._job.layout.result_schema, strata)
+        for key, row in self._merged(_rows(batches, strata)):
             rows.add(list(key), row)
             if rows.nbytes > ROWS_BYTES:
                 yield rows.take()
-        if untimed.records:
-            rows.add([None] * strata, untimed.row())
         if len(rows):
             yield rows.take()
 
-    @property
-    def _schema(self) -> pa.Schema:
-        """The schema of the output."""
-        raise NotImplementedError
-
     def _merged(self, parts: Iterator[KeyedPartial]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
         """Yields (stratum, columns) for each output row."""
-        raise NotImplementedError
-
-
-class CombineLevel(MergeLevel):
-    """Merges the partials of each slice for the next level."""
-
-    @property
-    def _schema(self) -> pa.Schema:
-        return self._job.layout.partial_schema
-
-    def _merged(self, parts: Iterator[KeyedPartial]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-        for (key, block, start), same in groupby(parts, lambda r: (r[0], r[1]["block"], r[2].start)):
-            listed = list(same)
-            piece = union(piece for _, _, piece in listed)
-            row = {"slice_start": start, "block": block, "part": listed[0][1]["part"], "first_ms": piece.first_ms}
-            row |= {"last_ms": piece.last_ms, "records": piece.records, "nulls": piece.nulls}
-            yield key, row | {"synopsis": piece.to_bytes()}
-
-
-class FinishLevel(MergeLevel):
-    """The last level. It returns windows, as in `build`'s result.
-
-    For one synopsis over all records, Spark need not sort the partials, because this level sorts them.
-    """
-
-    @property
-    def _schema(self) -> pa.Schema:
-        return self._job.layout.result_schema
-
-    def _merged(self, parts: Iterator[KeyedPartial]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
         if self._job.family is Family.GLOBAL and not self._job.layout.strata:
             parts = iter(sorted(parts, key=lambda r: r[1]["part"]))
         for (key, block), same in groupby(parts, lambda r: (r[0], r[1]["block"])):
@@ -249,8 +193,8 @@ class FinishLevel(MergeLevel):
                 yield key, result_row(start, end, piece)
 
     def _windows(
-        self, block: int, slices: Iterator[SlicePartial]
-    ) -> Iterator[tuple[int | None, int | None, SlicePartial]]:
+        self, block: int, slices: Iterator[SliceSynopsis]
+    ) -> Iterator[tuple[int | None, int | None, SliceSynopsis]]:
         job, window = self._job, self._job.window
         if isinstance(window, SessionWindow):
             for piece in session_windows(slices, window):
@@ -267,7 +211,7 @@ class FinishLevel(MergeLevel):
                 yield *bounds_of(job, piece), piece
 
 
-def bounds_of(job: BatchJob, piece: SlicePartial) -> tuple[int | None, int | None]:
+def bounds_of(job: BatchJob, piece: SliceSynopsis) -> tuple[int | None, int | None]:
     """Returns [start, end) of a window, in ms. Without a window, returns the extent of the records, or None without a
     time.
     """
@@ -281,15 +225,13 @@ def bounds_of(job: BatchJob, piece: SlicePartial) -> tuple[int | None, int | Non
     return (None, None) if job.layout.time is None else (piece.first_ms, piece.last_ms + 1)
 
 
-def result_row(start: int | None, end: int | None, piece: SlicePartial) -> dict[str, Any]:
+def result_row(start: int | None, end: int | None, piece: SliceSynopsis) -> dict[str, Any]:
     return {
         "window_start": timestamp(start),
         "window_end": timestamp(end),
         "synopsis": piece.to_bytes(),
         "records": piece.records,
         "nulls": piece.nulls,
-        "revision": 1,
-        "late": 0,
     }
 
 
@@ -299,9 +241,7 @@ def _rows(batches: Iterator[pa.RecordBatch], strata: int) -> Iterator[KeyedParti
         names = batch.schema.names[strata:]
         for row in zip(*columns, strict=True):
             held = dict(zip(names, row[strata:], strict=True))
-            # A row without a slice counts records without a time.
-            piece = piece_of(held) if held["slice_start"] is not None else _NOTHING
-            yield stratum_of(row[:strata]), held, piece
+            yield stratum_of(row[:strata]), held, piece_of(held)
 
 
 def stratum_of(values: Iterable[Any]) -> tuple[Any, ...]:
@@ -309,6 +249,6 @@ def stratum_of(values: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(_NAN if value != value else value for value in values)
 
 
-def piece_of(row: dict[str, Any]) -> SlicePartial:
+def piece_of(row: dict[str, Any]) -> SliceSynopsis:
     start, first_ms, last_ms, records, nulls = (int(row[n]) for n in _NUMBERS)
-    return SlicePartial(start, first_ms, last_ms, records, nulls, row["synopsis"])
+    return SliceSynopsis(start, first_ms, last_ms, records, nulls, row["synopsis"])

@@ -17,19 +17,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import Window as Over
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from center.batch.compute_phase import BatchJob, millis_of
-from center.batch.inputs import BatchInput
+from center.batch.compute_phase import BatchJob, millis_of, with_times
+from center.batch.inputs import BatchInput, default_partitions, number_in_order
 from center.batch.layout import timestamp
 from center.batch.merge_phase import stratum_of
 from center.batch.slice_states import ROWS_BYTES, RowBuffer, numbers
 from center.batch.strategy import Strategy
 from center.batch.windows import Family, grid_of
 from center.spark.workers import settle
-from edgewater.model.errors import InvalidRecord
 from edgewater.model.windows import SlidingWindow
 from edgewater.synopses import GeneralManager, SliceManager, from_bytes
 
@@ -37,14 +35,13 @@ from edgewater.synopses import GeneralManager, SliceManager, from_bytes
 def build_ordered(job_input: BatchInput, job: BatchJob, chosen: Strategy) -> DataFrame:
     """Builds a manager per window and stratum. The arguments were checked by `build`."""
     layout = job_input.layout
-    tasks = int(job_input.records.sparkSession.conf.get("spark.sql.shuffle.partitions"))
+    tasks = default_partitions(job_input.records)
     parts = chosen.partitions or tasks
     keys = [F.col(k) for k in layout.keys]
     sliced = _sliced(job_input, job, keys)
     # Overlapping windows share slices, so the numbering must continue from slice to slice.
     within = keys if job.slides else [*keys, F.col("_slice")]
-    over = Over.partitionBy(*within).orderBy(F.col("_t").asc_nulls_last(), F.col("_v0"))
-    numbered = sliced.withColumn("_n", (F.row_number().over(over) - 1).cast("bigint"))
+    numbered = sliced.withColumn("_n", number_in_order(job_input, within))
     dealt = numbered.withColumn("_p", F.pmod(F.col("_n"), F.lit(parts)))
     place = [*keys, F.col("_slice"), F.col("_p")]
     placed = dealt.repartition(tasks, *place).sortWithinPartitions(*place, F.col("_n"))
@@ -64,8 +61,7 @@ def _sliced(job_input: BatchInput, job: BatchJob, keys: list[Column]) -> DataFra
     if grid is None:
         return records.withColumn("_slice", F.lit(0).cast("bigint"))
     if job.family is Family.COUNT:
-        order = Over.partitionBy(*keys).orderBy(F.col("_t").asc_nulls_last(), F.col("_v0"))
-        number = (F.row_number().over(order) - 1).cast("bigint")
+        number = number_in_order(job_input, keys)
         return records.withColumn("_slice", number - F.pmod(number, F.lit(grid.slice_ms)))
     millis = _millis(records)
     if not job.by_windows or not isinstance(window, SlidingWindow) or window.is_tumbling:
@@ -96,16 +92,12 @@ class _PartBuilder:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         settle()
-        strata, untimed = len(self._job.layout.strata), 0
-        rows = RowBuffer(self._job.layout.partial_schema, strata)
+        rows = RowBuffer(self._job.layout.partial_schema, len(self._job.layout.strata))
         at: tuple[Any, ...] | None = None
         open_part: _OpenPart | None = None
         for batch in batches:
             *keys, slices, parts, numbered, times, values = batch.columns
-            if times.null_count:
-                untimed += times.null_count
-                present = times.is_valid()
-                *keys, slices, parts, numbered, times, values = (c.filter(present) for c in batch.columns)
+            times = with_times(times, str(self._job.layout.time))
             for begin, end in _runs([*keys, slices, parts]):
                 place = stratum_of(c[begin].as_py() for c in (*keys, slices, parts))
                 if place != at:
@@ -118,8 +110,6 @@ class _PartBuilder:
                 yield rows.take()
         if open_part is not None:
             self._close(rows, at, open_part)
-        if untimed:
-            self._untimed(rows, untimed)
         if len(rows):
             yield rows.take()
 
@@ -128,12 +118,6 @@ class _PartBuilder:
         *key, start, _ = at
         for block in self._job.blocks_of(start):
             rows.add(key, part.row() | {"slice_start": start, "block": block})
-
-    def _untimed(self, rows: RowBuffer, count: int) -> None:
-        if not self._job.count_null_times:
-            accepted = "an event time in every record, or null_times='count'"
-            raise InvalidRecord(str(self._job.layout.time), None, accepted, f"{count} records of a partition have none")
-        rows.add([None] * len(self._job.layout.strata), {"records": count, "nulls": 0})
 
 
 class _OpenPart:
@@ -186,27 +170,20 @@ class _ManagerBuilder:
         keys = (*self._job.layout.keys, "block")
         for (*key, block), held in groupby(listed, lambda r: stratum_of(r[k] for k in keys)):
             for result in self._windows(block, list(held)):
-                rows.add(key, {"nulls": 0, "revision": 1, "late": 0} | result)
+                rows.add(key, {"nulls": 0} | result)
                 if rows.nbytes > ROWS_BYTES:
                     yield rows.take()
         if len(rows):
             yield rows.take()
 
-    def _windows(self, block: int | None, held: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        untimed = sum(r["records"] for r in held if r["slice_start"] is None)
-        if untimed:
-            yield {"records": untimed}
-        held = [r for r in held if r["slice_start"] is not None]
+    def _windows(self, block: int, held: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         decoded = [from_bytes(r["synopsis"]) for r in held]
-        if not held:
-            return
         if not self._job.slides:
             for _, same in groupby(zip(held, decoded, strict=True), lambda p: p[0]["slice_start"]):
                 listed = list(same)
                 start, end = self._bounds([r for r, _ in listed])
                 yield self._result(start, end, listed)
             return
-        assert block is not None
         grid, counted = self._job.grid, self._job.family is Family.COUNT
         first = grid.offset_ms + block * self._job.block_ms
         starts = {w for r in held for w in grid.windows_of_slice(r["slice_start"])}

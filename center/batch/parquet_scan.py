@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
-from center.batch.compute_phase import CHUNK_ROWS, BatchJob, Compute
+from center.batch.compute_phase import CHUNK_ROWS, BatchJob, ComputePhase
 from center.batch.scan_plan import ScanPlan, scan_plan
-from edgewater.model.errors import InvalidRecord
+from edgewater.base.errors import InvalidRecord
 
 _ARROW_TYPES: dict[str, tuple[pa.DataType, ...]] = {
     "tinyint": (pa.int8(),),
@@ -36,7 +36,7 @@ _ARROW_TYPES: dict[str, tuple[pa.DataType, ...]] = {
     "timestamp_ntz": (pa.timestamp("us"), pa.timestamp("ms")),
 }
 """By Spark's type, the Arrow types that files may have. Batches have the first one of these types."""
-_UNSHIFTED_FROM_MS = -2_208_988_800_000  # 1900-01-01
+_UNSHIFTED_FROM_MS = -2_208_988_800_000  # format: Spark's old calendar ends before 1900; 1900-01-01
 _PER_MS = {"ms": 1, "us": 1000}
 
 
@@ -69,7 +69,7 @@ class ScanAndCompute:
     """The compute phase over a scan, for `mapInArrow`. Each input row has the number of a partition of the scan."""
 
     def __init__(self, job: BatchJob, scan: ParquetScan) -> None:
-        self._compute, self._scan = Compute(job), scan
+        self._compute, self._scan = ComputePhase(job), scan
 
     def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         partitions = [number for batch in numbers for number in batch.column(0).to_pylist()]

@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from edgewater.model.errors import InvalidRequest, UnsupportedVersion
+from edgewater.base.errors import InvalidRequest, UnsupportedVersion
 from edgewater.synopses import (
     GroupedAggregate,
     Properties,
-    Question,
-    Questions,
     SampleStack,
     Stack,
     from_bytes,
@@ -32,7 +30,7 @@ class SynopsisPattern:
 
     Attributes:
         data: bytes of the synopsis, including parameters and seeds.
-        kind, properties, questions: of the synopsis' class.
+        kind, properties: of the synopsis' class.
         types: names of the accepted value types.
         keys: for a `GroupedAggregate`, names and types of its keys; else empty.
         measures: for a `GroupedAggregate`, names of its measures; else empty.
@@ -42,7 +40,6 @@ class SynopsisPattern:
     data: bytes
     kind: str
     properties: Properties
-    questions: Questions
     types: tuple[str, ...]
     keys: tuple[tuple[str, str], ...] = ()
     measures: tuple[str, ...] = ()
@@ -70,7 +67,7 @@ class SynopsisPattern:
         if isinstance(read, GroupedAggregate):
             return cls._of_grouped(data, read)
         types = getattr(read, "types", NUMBER_TYPES if read.properties.ordered else ITEM_TYPES)
-        return cls(data, read.kind, read.properties, tuple(read.questions), tuple(types))
+        return cls(data, read.kind, read.properties, tuple(types))
 
     @classmethod
     def _of_grouped(cls, data: bytes, read: GroupedAggregate) -> SynopsisPattern:
@@ -83,7 +80,7 @@ class SynopsisPattern:
                     "records of a sample need an identity, which a grouped aggregate does not give them",
                 )
         keys = tuple((str(name), str(kind)) for name, kind in read.parameters["keys"])
-        return cls(data, read.kind, read.properties, (), ITEM_TYPES, keys, tuple(read.measures))
+        return cls(data, read.kind, read.properties, ITEM_TYPES, keys, tuple(read.measures))
 
     @property
     def is_grouped(self) -> bool:
@@ -100,23 +97,6 @@ class SynopsisPattern:
         except UnsupportedVersion:
             return None
         return stack.take(np.zeros(0, np.int64))
-
-    @property
-    def samples(self) -> bool:
-        """Whether the synopsis is a sample. Its records then need an identity, so that parts can be merged."""
-        return isinstance(self.stack(), SampleStack)
-
-    def union(self, parts: Sequence[bytes]) -> bytes:
-        """Merges synopses and returns the bytes of the union. A single part is checked and returned.
-
-        Raises:
-            CorruptSynopsis, UnsupportedVersion, IncompatibleSynopses: the parts cannot be read or merged.
-        """
-        first, *others = (from_bytes(part) for part in parts)
-        return parts[0] if not others else merged(first, others).to_bytes()
-
-    def answers(self, question: Question) -> bool:
-        return not self.questions or isinstance(question, self.questions)
 
 
 def merged(first: Any, others: Sequence[Any]) -> Any:

@@ -15,8 +15,8 @@ import pyarrow as pa
 from center.batch.compute_phase import millis_of
 from center.batch.layout import TIMESTAMP
 from center.spark.workers import settle
-from edgewater.model.errors import EdgewaterError, InvalidRequest
-from edgewater.model.streams import MIN_TIME_MS
+from edgewater.base.errors import EdgewaterError, InvalidRequest
+from edgewater.base.streams import MIN_TIME_MS
 from edgewater.synopses import Estimate, IntArray, KeyTable, Point, Question, RangeSum, TopItems, from_bytes
 from edgewater.synopses.named_questions import QUESTION_KINDS, parse_question, read_confidence
 

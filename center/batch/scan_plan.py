@@ -1,7 +1,7 @@
 """Reads which Parquet files, columns and filters a scan has from Spark's plans, if the records are only a scan.
 
 Spark lists the files and cuts them into ranges, a list of ranges per partition. Columns may be renamed, or cast from a
-narrower number. Filters may compare whole numbers and texts with constants. Records with any other operation have no
+narrower number. Filters may require values that are not null. Records with any other operation have no
 `ScanPlan`: other operators, casts that are not exact, partition columns, catalog tables, files that are not local.
 """
 
@@ -16,7 +16,6 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
@@ -26,14 +25,6 @@ MAX_FILES = 1 << 12
 """The most files that are checked before a job. If a scan has more files, Spark reads them."""
 
 _EXACT_CASTS = {("tinyint", "bigint"), ("smallint", "bigint"), ("int", "bigint"), ("float", "double")}
-_WHOLE = ("tinyint", "smallint", "int", "bigint")
-_COMPARISONS = {
-    "EqualTo": pc.equal,
-    "LessThan": pc.less,
-    "LessThanOrEqual": pc.less_equal,
-    "GreaterThan": pc.greater,
-    "GreaterThanOrEqual": pc.greater_equal,
-}
 _FILE_RANGE = re.compile(r"path: (file:/\S*), range: (\d+)-(\d+), partition values: \[empty row\]")
 """A range in the text of Spark's `PartitionedFile`. The path is encoded as in a URI."""
 _MUST_BE_FALSE = (
@@ -60,54 +51,39 @@ class FileRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
-    """A condition on a column: the value is not null, and `comparison` with `value` is true. If `value` is None, there
-    is no comparison.
-    """
-
-    column: str
-    comparison: str = "IsNotNull"
-    value: int | str | None = None
-
-    def of(self, table: pa.RecordBatch) -> pa.Array:
-        column = table.column(self.column)
-        return column.is_valid() if self.value is None else _COMPARISONS[self.comparison](column, self.value)
-
-
-@dataclass(frozen=True, slots=True)
 class ScanPlan:
     """A scan of Parquet files.
 
     Attributes:
         fields: name and Spark's type of each column of the files, in the order of the files.
         columns: for each column of the records, its name in the files.
-        conditions: conditions that a row must meet to be a record.
+        not_null: columns that have a value in each row that is a record.
         partitions: the ranges that each partition reads, in this order.
     """
 
     fields: tuple[tuple[str, str], ...]
     columns: tuple[str, ...]
-    conditions: tuple[Condition, ...]
+    not_null: tuple[str, ...]
     partitions: tuple[tuple[FileRange, ...], ...]
 
     @property
     def used(self) -> dict[str, str]:
-        """Spark's type of each column of the files that the records or a condition need."""
+        """Spark's type of each column of the files that the records or `not_null` need."""
         known = dict(self.fields)
-        return {name: known[name] for name in (*self.columns, *(c.column for c in self.conditions))}
+        return {name: known[name] for name in (*self.columns, *self.not_null)}
 
     @property
     def paths(self) -> list[str]:
         return sorted({part.path for ranges in self.partitions for part in ranges})
 
     def records(self, batch: pa.RecordBatch, types: dict[str, pa.DataType]) -> pa.RecordBatch:
-        """Returns the rows of a batch that meet the conditions, with the columns of the records.
+        """Returns the records of a batch of rows.
 
         Args:
             types: Arrow type of each column, by its name in the files.
         """
-        for condition in self.conditions:
-            batch = batch.filter(condition.of(batch))
+        for name in self.not_null:
+            batch = batch.filter(batch.column(name).is_valid())
         columns = [batch.column(name).cast(types[name]) for name in self.columns]
         return pa.RecordBatch.from_arrays(columns, [str(i) for i in range(len(columns))])
 
@@ -126,13 +102,14 @@ def scan_plan(records: DataFrame) -> ScanPlan | None:
 
 
 def _plan_of(execution: Any, jvm: Any) -> ScanPlan | None:
-    plan, outputs, conditions = execution.optimizedPlan(), None, []
+    plan, outputs = execution.optimizedPlan(), None
+    not_null: list[str | None] = []
     if _name(plan) == "Project":
         outputs, plan = _listed(plan.projectList()), plan.child()
     if _name(plan) == "Filter":
-        conditions, plan = _conditions(plan.condition()), plan.child()
+        not_null, plan = _not_null(plan.condition()), plan.child()
     columns = [_column(output) for output in (_listed(plan.output()) if outputs is None else outputs)]
-    if _name(plan) != "LogicalRelation" or None in columns or None in conditions or not _is_plain(plan):
+    if _name(plan) != "LogicalRelation" or None in columns or None in not_null or not _is_plain(plan):
         return None
     leaves = _listed(execution.executedPlan().collectLeaves())
     if [_name(leaf) for leaf in leaves] != ["FileSourceScanExec"]:
@@ -148,11 +125,11 @@ def _plan_of(execution: Any, jvm: Any) -> ScanPlan | None:
     found = ScanPlan(
         tuple((field.name, field.dataType.simpleString()) for field in schema),
         tuple(name for name in columns if name is not None),
-        tuple(c for c in conditions if c is not None),
+        tuple(name for name in not_null if name is not None),
         partitions,
     )
     known = [name for name, _ in found.fields]
-    named = all(known.count(name) == 1 for name in (*found.columns, *(c.column for c in found.conditions)))
+    named = all(known.count(name) == 1 for name in (*found.columns, *found.not_null))
     return found if named and 0 < len(found.paths) <= MAX_FILES else None
 
 
@@ -177,23 +154,13 @@ def _column(expression: Any) -> str | None:
     return str(expression.name()) if _name(expression) == "AttributeReference" else None
 
 
-def _conditions(expression: Any) -> list[Condition | None]:
-    """Returns the conditions that all must hold. A condition that only Spark can evaluate is None."""
-    kind = _name(expression)
+def _not_null(condition: Any) -> list[str | None]:
+    """Returns the columns that a filter requires to have a value. A part with which only Spark can filter is None."""
+    kind = _name(condition)
     if kind == "And":
-        return [*_conditions(expression.left()), *_conditions(expression.right())]
-    if kind == "IsNotNull" and _name(expression.child()) == "AttributeReference":
-        return [Condition(str(expression.child().name()))]
-    if kind not in _COMPARISONS:
-        return [None]
-    column, constant = expression.left(), expression.right()
-    if _name(column) != "AttributeReference" or _name(constant) != "Literal" or constant.value() is None:
-        return [None]
-    type_ = column.dataType().simpleString()
-    if type_ in _WHOLE:
-        return [Condition(str(column.name()), kind, int(constant.value()))]
-    if type_ == "string" and kind == "EqualTo":
-        return [Condition(str(column.name()), kind, str(constant.value().toString()))]
+        return [*_not_null(condition.left()), *_not_null(condition.right())]
+    if kind == "IsNotNull" and _name(condition.child()) == "AttributeReference":
+        return [str(condition.child().name())]
     return [None]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from center.batch.pattern import SynopsisPattern
 from edgewater.synopses import BoolArray, IntArray, KeyTable, SampleStack, Stack
 from edgewater.synopses.encoding import codec
 
-ROWS_BYTES = 64 << 20
+ROWS_BYTES = 64 << 20  # limit: memory of a task
 """Size of a batch of emitted partials. Arrow's binary arrays are limited to 2 GiB."""
 
 _ZEROS = np.zeros(1 << 17, np.int64)
@@ -213,25 +213,11 @@ class SliceStates:
             return _ObjectStates(self._template)
         return _StackStates(self._empty.take(np.zeros(0, np.int64)), self._source)
 
-    def drain(self, rows: RowSink) -> Iterator[pa.RecordBatch]:
-        """Emits and removes all states, ordered by slice."""
+    def drain(self) -> Iterator[tuple[list[Any], dict[str, Any]]]:
+        """Removes all states. Yields the stratum and the columns of each state, ordered by slice."""
         slices, self._slices = self._slices, {}
         for start in sorted(slices):
-            for key, row in slices.pop(start).rows(start):
-                rows.add(key, row)
-                if rows.nbytes >= ROWS_BYTES:
-                    yield rows.take()
-
-
-class RowSink(Protocol):
-    """Receives rows. A `RowBuffer` or an object that adds rows to a `RowBuffer`."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-    def add(self, key: list[Any], row: dict[str, Any]) -> None: ...
-
-    def take(self) -> pa.RecordBatch: ...
+            yield from slices.pop(start).rows(start)
 
 
 class RowBuffer:

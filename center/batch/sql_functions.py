@@ -14,7 +14,8 @@ from center.batch.questions import ESTIMATE_DDL, ESTIMATE_TYPE, estimate_of, sql
 from center.spark.workers import settle
 from edgewater.synopses import from_bytes
 
-FAN_IN = 64
+FAN_IN = 64  # limit: memory of a merge
+"""Synopses that are merged at once: a limit of the memory of a task."""
 
 
 def register_sql(spark: SparkSession) -> None:

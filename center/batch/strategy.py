@@ -1,4 +1,4 @@
-"""Decides how a job is divided, computed and merged. Condor's decision tree is evaluated on the synopsis' algebra.
+"""Decides how a job is divided and computed. Condor's decision tree is evaluated on the synopsis' algebra.
 
 Poepsel-Lemaitre et al., "In the Land of Data Streams where Synopses are Missing, One Framework to Bring Them All" (VLDB
 2021), section 5 and figure 4:
@@ -8,8 +8,8 @@ Poepsel-Lemaitre et al., "In the Land of Data Streams where Synopses are Missing
   a task has few synopses. `order_based`: records are numbered in event time first. `centralised`: one task.
 - compute. `bucketing`: a record updates every window that contains it. `slicing`: a record updates one slice, and
   windows are merged from slices.
-- merge. `merge`: the synopsis' own merge, in a tree of `depth` levels. `manager`: a manager has the parts, registered
-  by their place in the order, and forwards questions to them. `none`: there is only one part.
+- merge. The algebra leaves no choice: the synopsis' own merge, or for a synopsis that depends on the order of values a
+  manager, which has the parts by their place in the order and forwards questions to them.
 """
 
 from __future__ import annotations
@@ -18,49 +18,44 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from center.batch.windows import Family, family_of
-from edgewater.model.errors import InvalidRequest
+from edgewater.base.errors import InvalidRequest
 from edgewater.synopses import Properties
 
 Divide = Literal["stratified", "round_robin", "order_based", "centralised"]
 Compute = Literal["bucketing", "slicing"]
-Merge = Literal["merge", "manager", "none"]
 
-_FIELDS = {"divide": get_args(Divide), "compute": get_args(Compute), "merge": get_args(Merge)}
-MAX_DEPTH = 8
+_FIELDS = {"divide": get_args(Divide), "compute": get_args(Compute)}
+MAX_TASKS = 1 << 20
+"""The most tasks of a phase. This limit protects Spark's driver, which plans each task."""
 
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """The strategy of a job's three phases.
+    """The strategy of a job.
 
     Attributes:
         partitions: number of tasks of the compute phase. If None, the number of the input's partitions for
             `round_robin`, or else `spark.sql.shuffle.partitions`.
-        depth: levels of the merge tree. With 1, one task merges all parts of a window. More levels add tasks in
-            between, for inputs of thousands of partitions.
         reason: why the strategy was chosen; empty if a user chose it.
     """
 
     divide: Divide
     compute: Compute
-    merge: Merge
     partitions: int | None = None
-    depth: int = 1
     reason: str = ""
 
     def __post_init__(self) -> None:
         for name, accepted in _FIELDS.items():
             if getattr(self, name) not in accepted:
                 raise InvalidRequest(f"strategy.{name}", getattr(self, name), f"one of {', '.join(accepted)}")
-        _check_whole("strategy.depth", self.depth, MAX_DEPTH)
-        if self.partitions is not None:
-            _check_whole("strategy.partitions", self.partitions, 1 << 20)
+        given = self.partitions
+        if given is not None and (isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= MAX_TASKS):
+            raise InvalidRequest("strategy.partitions", given, f"a whole number from 1 to {MAX_TASKS}")
 
     def explain(self) -> str:
         """Returns the strategy in one line, with its reason."""
         tasks = "" if self.partitions is None else f" over {self.partitions} partitions"
-        levels = f" in {self.depth} levels" if self.depth > 1 else ""
-        text = f"divide: {self.divide}{tasks}; compute: {self.compute}; merge: {self.merge}{levels}"
+        text = f"divide: {self.divide}{tasks}; compute: {self.compute}"
         return f"{text} ({self.reason})" if self.reason else text
 
 
@@ -74,19 +69,19 @@ def choose(properties: Properties, window: object, *, stratified: bool) -> Strat
     compute: Compute = "bucketing" if family in (Family.GLOBAL, Family.TUMBLING) else "slicing"
     if properties.ordered and not properties.commutative:
         why = "the synopsis depends on the order of values: parts are numbered and registered with a manager"
-        chosen = Strategy("order_based", compute, "manager", reason=why)
+        chosen = Strategy("order_based", compute, reason=why)
     elif not properties.mergeable:
         why = "the synopsis does not merge: one task reads every record, in every window that contains it"
-        chosen = Strategy("centralised", "bucketing", "none", reason=why)
+        chosen = Strategy("centralised", "bucketing", reason=why)
     elif family is Family.COUNT:
         why = "the window counts records: they are numbered in event time"
-        chosen = Strategy("order_based", "slicing", "merge", reason=why)
+        chosen = Strategy("order_based", "slicing", reason=why)
     elif stratified:
         why = "one synopsis per stratum: each stratum's records go to one task"
-        chosen = Strategy("stratified", compute, "merge", reason=why)
+        chosen = Strategy("stratified", compute, reason=why)
     else:
         why = "the synopsis merges: every task summarises its part"
-        chosen = Strategy("round_robin", compute, "merge", reason=why)
+        chosen = Strategy("round_robin", compute, reason=why)
     check(chosen, properties, window, stratified=stratified)
     return chosen
 
@@ -110,12 +105,6 @@ def check(strategy: Strategy, properties: Properties, window: object, *, stratif
     elif family in (Family.SESSION, Family.COUNT):
         computes, why = ["slicing"], "the borders of such windows depend on their records"
     _require("compute", strategy.compute, computes, why)
-    merges, why = ["merge"], "the parts must be merged"
-    if by_order:
-        merges, why = ["manager"], "a merge loses the order of values"
-    elif not properties.mergeable:
-        merges, why = ["none"], "the synopsis does not merge"
-    _require("merge", strategy.merge, merges, why)
 
 
 def _divides(properties: Properties, family: Family, stratified: bool) -> list[str]:
@@ -144,8 +133,3 @@ def _why_no_window(by_order: bool, family: Family) -> str:
 def _require(name: str, given: str, accepted: list[str], why: str) -> None:
     if given not in accepted:
         raise InvalidRequest(f"strategy.{name}", given, " or ".join(accepted), why)
-
-
-def _check_whole(name: str, value: object, maximum: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
-        raise InvalidRequest(name, value, f"a whole number from 1 to {maximum}")

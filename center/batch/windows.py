@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from edgewater.model.errors import InvalidQuery, InvalidRequest
+from edgewater.base.errors import InvalidQuery, InvalidRequest
 from edgewater.model.windows import (
     MAX_COUNT,
     CountWindow,

@@ -7,9 +7,10 @@ Why the invariant is true. A share applies to all slices from some slice on (`ed
 share that edge i may apply to slice x is a step function, and only grants of the center change it. A grant counts from
 the moment it is stored. It counts until the edge has confirmed a smaller grant. After that, it counts only for slices
 before the first slice of the smaller grant. If a share grows because other shares are reduced, it grows no earlier than
-the first slice for which all these reductions are in force. A silent edge keeps its share. A
-retired edge keeps its share for the slices that it may have closed. An edge has at most one pending grant, which bounds
-the state.
+the first slice for which all these reductions are in force. A later grant to the same edge, also a smaller one, does
+not apply to earlier slices: an edge that is behind has not reached this slice yet. A silent edge keeps its share. A
+retired edge keeps its share for the slices that it may have closed. An edge has at most one pending grant, which
+bounds the state.
 
 How E is divided. An edge whose value drifts by r per second sends b bytes each time the drift reaches its share E_i,
 which is b·r/E_i bytes per second. Under ΣE_i = E, the sum over the edges is least for E_i ∝ sqrt(b_i·r_i). A new
@@ -21,14 +22,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import singledispatchmethod
 from typing import Any
 
 from center.budgets.holdings import NO_HOLDING, Grant, Holding
+from edgewater.base.streams import MIN_TIME_MS, EdgeId
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import MIN_TIME_MS, EdgeId
 
-_RELATIVE_TOLERANCE = 1e-9
+_RELATIVE_TOLERANCE = 1e-9  # derived: above the rounding of sums of shares
 """Shares that were sent over the wire, and their sums, count as equal within this relative tolerance."""
 MAX_RATE = 1e200
 """Largest rate in a comparison, in bytes per second and units of the budget. Sums and ratios of larger rates may be
@@ -75,46 +75,8 @@ class BudgetReport:
 
 
 @dataclass(frozen=True, slots=True)
-class MembersChanged:
-    """The edges between which the budget is divided.
-
-    Attributes:
-        expected: edges that answer the query.
-        retired: edges that answered the query before and will never return. The value is the start of a slice; the edge
-            has closed neither this slice nor later slices.
-    """
-
-    expected: frozenset[EdgeId]
-    retired: Mapping[EdgeId, int]
-
-
-@dataclass(frozen=True, slots=True)
-class ShareReported:
-    edge: EdgeId
-    report: BudgetReport
-    now_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class RebalanceEvent:
-    """Shares may be divided again now.
-
-    Attributes:
-        horizon_ms: event time that no correct clock has passed.
-    """
-
-    now_ms: int
-    horizon_ms: int
-
-
-Event = MembersChanged | ShareReported | RebalanceEvent
-
-
-@dataclass(frozen=True, slots=True)
 class ShareViolation:
-    """An edge applies a share that was not granted to it. The edge gets a new grant of the share that it is entitled
-    to.
-    """
+    """An edge applies a share that was not granted to it. It is granted nothing, and then a share as a new edge."""
 
     edge: EdgeId
     message: str
@@ -141,14 +103,6 @@ class BudgetAllocator:
         self.expected: frozenset[EdgeId] = frozenset()
         self.targets: dict[EdgeId, dict[str, float]] = {}
         self.decided_at_ms = 0
-
-    def handle(self, event: Event) -> list[ShareViolation]:
-        """Applies an event, and returns the violations that it shows. `grants` then has the messages to edges."""
-        return self._handle(event)
-
-    @singledispatchmethod
-    def _handle(self, event: Event) -> list[ShareViolation]:
-        raise TypeError(f"{type(event).__name__} is not an event of a budget allocator")
 
     def grants(self) -> dict[EdgeId, Grant]:
         """Returns the last grant to each edge. It is sent again at the start of each session. An edge may receive it
@@ -184,7 +138,7 @@ class BudgetAllocator:
     def reset(self, edges: Iterable[EdgeId]) -> None:
         """Forgets the state, because it cannot be used. Each edge may apply the whole budget until it reports."""
         whole = self.divided | self.undivided
-        self.holdings = {edge: NO_HOLDING.reissue(0, whole, {}) for edge in edges}
+        self.holdings = {edge: NO_HOLDING.revoke(0, whole) for edge in edges}
         self.targets, self.decided_at_ms = {}, 0
 
     def in_force(self, slice_start_ms: int) -> dict[str, float]:
@@ -201,36 +155,41 @@ class BudgetAllocator:
         limit = self.divided[measure]
         return {e: min(h.max_share_from(measure, from_ms), limit) for e, h in self.holdings.items()}
 
-    @_handle.register
-    def _(self, event: MembersChanged) -> list[ShareViolation]:
-        self.expected = event.expected
-        for edge, gone_from_ms in event.retired.items():
-            holding = self.holdings.get(edge)
-            if holding is not None and edge not in event.expected and not holding.retired:
-                self.holdings[edge] = holding.retire(gone_from_ms)
-        return []
+    def set_members(self, expected: frozenset[EdgeId], retired: Mapping[EdgeId, int]) -> None:
+        """Sets the edges between which the budget is divided.
 
-    @_handle.register
-    def _(self, event: ShareReported) -> list[ShareViolation]:
-        if event.edge not in self.expected:
+        Args:
+            expected: edges that answer the query.
+            retired: edges that answered the query before and will never return. The value is the start of a slice; the
+                edge has closed neither this slice nor later slices.
+        """
+        self.expected = expected
+        for edge, gone_from_ms in retired.items():
+            holding = self.holdings.get(edge)
+            if holding is not None and edge not in expected and not holding.retired:
+                self.holdings[edge] = holding.retire(gone_from_ms)
+
+    def report(self, edge: EdgeId, report: BudgetReport, now_ms: int) -> list[ShareViolation]:
+        """Applies the report of an edge, and returns the violations that it shows."""
+        if edge not in self.expected:
             return []
-        report, held = event.report, self.holdings.get(event.edge, NO_HOLDING)
+        held = self.holdings.get(edge, NO_HOLDING)
         held = replace(
             held,
-            reported_at_ms=max(held.reported_at_ms, event.now_ms),
+            reported_at_ms=max(held.reported_at_ms, now_ms),
             update_bytes=_finite_or_zero(report.update_bytes) or held.update_bytes,
             drift={m: _finite_or_zero(report.drift.get(m, 0.0)) for m in self.divided} if report.drift else held.drift,
         )
         violation = self._violation(held, report)
         if violation:
-            self.holdings[event.edge] = held.reissue(report.version, self._claimed(report), self._entitled(held))
-            return [ShareViolation(event.edge, f"edge {event.edge} {violation}")]
+            self.holdings[edge] = held.revoke(report.version, self._claimed(report))
+            return [ShareViolation(edge, f"edge {edge} {violation}")]
         if held.pending is not None and report.version == held.pending.version:
             held = held.confirm(report.from_ms)
         elif report.version != held.version:
             # The edge lost its state, or runs from a copy of its state. It withholds at most the shares that count.
-            held = held.reissue(report.version, {}, self._entitled(held))
-        self.holdings[event.edge] = held
+            held = held.revoke(report.version, {})
+        self.holdings[edge] = held
         return []
 
     def _violation(self, held: Holding, report: BudgetReport) -> str:
@@ -257,28 +216,20 @@ class BudgetAllocator:
         known = self.divided | self.undivided
         return {m: s if s < known[m] else known[m] for m, s in report.shares.items() if m in known and not s <= 0}
 
-    def _entitled(self, held: Holding) -> dict[str, float]:
-        """Returns the shares that an edge gets after a violation: the smaller of the confirmed and the pending grant,
-        per measure.
-        """
-        grants = [held.last.shares] + ([held.pending.shares] if held.pending is not None else [])
-        return {m: min(shares.get(m, 0.0) for shares in grants) for m in self.divided | self.undivided}
+    def rebalance(self, now_ms: int, horizon_ms: int) -> None:
+        """Divides the shares again, if it pays. `grants` then has the messages to edges.
 
-    @_handle.register
-    def _(self, event: RebalanceEvent) -> list[ShareViolation]:
-        if not self.expected:
-            return []
-        present = sorted(
-            e
-            for e, h in self.holdings.items()
-            if e in self.expected and h.reported_at_ms > event.now_ms - self.policy.silence_timeout_ms
-        )
+        Args:
+            horizon_ms: event time that no correct clock has passed.
+        """
+        heard_ms = now_ms - self.policy.silence_timeout_ms
+        held = self.holdings.items()
+        present = sorted(e for e, h in held if e in self.expected and h.reported_at_ms > heard_ms)
         if present:
-            effective_from_ms = self._effective_from_ms(event.horizon_ms)
-            self._decide(present, effective_from_ms, event.now_ms)
+            effective_from_ms = self._effective_from_ms(horizon_ms)
+            self._decide(present, effective_from_ms, now_ms)
             self._shrink(present)
             self._grow(present, effective_from_ms)
-        return []
 
     def _effective_from_ms(self, horizon_ms: int) -> int:
         """Returns the start of the first slice for which all confirmed reductions are in force.

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from edgewater.base.streams import MIN_TIME_MS
 from edgewater.model.share_steps import ShareStep, ShareSteps
-from edgewater.model.streams import MIN_TIME_MS
 
-MAX_STEPS = 8
+MAX_STEPS = 8  # limit: rows of an edge's history
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +73,12 @@ class Holding:
     def issue(self, shares: Mapping[str, float], from_ms: int) -> Holding:
         """Returns the holding with a new pending grant. The grant counts from now on, so store the holding before the
         grant is sent.
+
+        It never applies to slices before the last confirmed step: the edge may be behind that step, and other edges may
+        have more of the earlier slices.
         """
         assert self.pending is None, "one pending grant at a time"
-        return replace(self, grant=Grant(self.grant.version + 1, from_ms, dict(shares)))
+        return replace(self, grant=Grant(self.grant.version + 1, max(from_ms, self.last.from_ms), dict(shares)))
 
     def confirm(self, from_ms: int) -> Holding:
         """Returns the holding after the edge applied the pending grant to slices from `from_ms` on."""
@@ -84,20 +87,20 @@ class Holding:
         steps = self.steps.replaced_from(from_ms, self.grant.shares, max_steps=MAX_STEPS, combine=max)
         return replace(self, version=self.grant.version, steps=steps, retired=False)
 
-    def reissue(self, version: int, claimed: Mapping[str, float], entitled: Mapping[str, float]) -> Holding:
-        """Returns the holding with a new grant, for an edge whose confirmations are void.
+    def revoke(self, version: int, claimed: Mapping[str, float]) -> Holding:
+        """Returns the holding with a grant of nothing, for an edge whose confirmations are void.
 
-        Until the edge confirms the new grant, its share of a slice counts as the largest share that was ever granted or
-        that it claims.
+        Until the edge confirms it, its share of a slice counts as the largest share that was ever granted or that it
+        claims. After that, it is a new edge and its share grows from 0. The center does not know which slices the edge
+        has closed, and other edges may have used its last share in earlier slices.
 
         Args:
             version: version of the last grant that the edge has reported as received.
             claimed: the shares that the edge reports to apply.
-            entitled: the shares of the new grant.
         """
-        names = {m for s in self.steps for m in s.shares} | set(claimed) | set(entitled)
+        names = {m for s in (*self.steps, self.grant) for m in s.shares} | set(claimed)
         largest = {m: max(self.max_share_from(m, MIN_TIME_MS), claimed.get(m, 0.0)) for m in names}
-        grant = Grant(max(self.grant.version, version) + 1, MIN_TIME_MS, dict(entitled))
+        grant = Grant(max(self.grant.version, version) + 1)
         return replace(self, version=version, steps=ShareSteps.constant(largest), grant=grant, retired=False)
 
     def retire(self, gone_from_ms: int) -> Holding:

@@ -13,36 +13,12 @@ from center.catalog.liveness import (
     Component,
     ComponentHeartbeat,
     ComponentRegistry,
-    ComponentStatus,
     HeartbeatThread,
     Role,
     component_status,
 )
-from center.catalog.quarantine import QuarantinedFrame, SetAside, SetAsideQuery
+from center.catalog.quarantine import QuarantinedRecord, SetAside, SetAsideRecord
 from center.catalog.queries import Change
 from center.catalog.session_rows import SessionStart
 from center.catalog.streams import DeclaredStream, require_declared
-
-__all__ = [
-    "COMPONENTS",
-    "AlarmRecord",
-    "BudgetStateChange",
-    "Catalog",
-    "Change",
-    "Component",
-    "ComponentHeartbeat",
-    "ComponentRegistry",
-    "ComponentStatus",
-    "DeclaredStream",
-    "HeartbeatThread",
-    "IndexOutcome",
-    "LastPositions",
-    "QuarantinedFrame",
-    "Role",
-    "SessionStart",
-    "SetAside",
-    "SetAsideQuery",
-    "UnindexedFrame",
-    "component_status",
-    "require_declared",
-]
+from center.catalog.table_rows import TableRecord

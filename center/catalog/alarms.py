@@ -13,8 +13,8 @@ from sqlalchemy import ColumnElement, Connection, case, delete, func, insert, or
 
 from center.catalog import schema as t
 from center.catalog.transactions import Transactions
+from edgewater.base.streams import EdgeId
 from edgewater.model.registered_query import query_key
-from edgewater.model.streams import EdgeId
 from edgewater.wire import QueryRef
 
 MAX_MESSAGES = 20

@@ -12,8 +12,8 @@ from center.catalog.edge_rows import record_lost_state
 from center.catalog.query_rows import OLDER, note_older, remember_versions
 from center.catalog.transactions import Transactions, read_counter
 from center.storage.lineage import Lineage, raise_mark, read_lineage, write_lineage
+from edgewater.base.streams import EdgeId
 from edgewater.model.registered_query import query_from_key
-from edgewater.model.streams import EdgeId
 
 
 class Backups:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Table, delete, insert, select, update
+from sqlalchemy import Connection, delete, insert, select, update
 
 from center.catalog import schema as t
 from center.catalog.transactions import Transactions, increment_version, read_counter
 from center.storage.database import upsert
-from edgewater.model.streams import EdgeId
+from edgewater.base.streams import EdgeId
 from edgewater.wire import QueryRef
 
 
@@ -49,7 +49,7 @@ class Budgets:
         """Updates a budget's state by `compute` in one transaction; returns its result, and whether it was written."""
         # Under the lock, nobody deletes the query, and no other gateway changes the state.
         with self._transactions.locked() as connection:
-            this = _is_query(t.budget_states, ref)
+            this = t.is_of(t.budget_states, ref)
             row = connection.execute(select(t.budget_states).where(this)).first()
             updated = compute(None if row is None else row.state, 0 if row is None else row.written_at_ms)
             if updated.state is None:
@@ -67,7 +67,7 @@ class Budgets:
 
     def state(self, ref: QueryRef) -> Any:
         """The state of a query's budget as JSON; None: there is no state yet."""
-        state = select(t.budget_states.c.state).where(_is_query(t.budget_states, ref))
+        state = select(t.budget_states.c.state).where(t.is_of(t.budget_states, ref))
         with self._transactions.read() as connection:
             return connection.execute(state).scalar()
 
@@ -105,13 +105,9 @@ class Budgets:
             return {QueryRef(r.name, r.version): r.rates for r in connection.execute(select(t.sampling_rates))}
 
 
-def _is_query(table: Table, ref: QueryRef) -> Any:
-    return (table.c.name == ref.name) & (table.c.version == ref.version)
-
-
 def _delete_ended(connection: Connection) -> None:
     """Deletes the rows of deleted queries. New queries are rare, so each registration may do it."""
     ended = select(t.queries.c.name, t.queries.c.version).where(t.queries.c.deleted_at_ms.is_not(None))
     for name, version in connection.execute(ended).all():
         for table in (t.budget_states, t.processing_delays, t.sampling_rates):
-            connection.execute(delete(table).where(_is_query(table, QueryRef(name, version))))
+            connection.execute(delete(table).where(t.is_of(table, QueryRef(name, version))))

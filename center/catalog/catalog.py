@@ -15,14 +15,16 @@ from center.catalog.backups import Backups
 from center.catalog.budgets import Budgets
 from center.catalog.edges import Edges
 from center.catalog.frame_index import FrameIndex
+from center.catalog.links import Links
 from center.catalog.quarantine import Quarantine
 from center.catalog.queries import Queries
 from center.catalog.streams import Streams
+from center.catalog.tables import Tables
 from center.catalog.transactions import Transactions, read_counter
 from center.config import ColumnEntry
 from center.storage.database import open_engine, require_store_format, schema_transaction
 
-FORMAT = 1
+FORMAT = 1  # format: of the tables and of the frame log
 """The format of the tables and of the frame log. Increment it with each change after which an older release cannot read
 new data, or this release cannot read old data."""
 
@@ -61,7 +63,9 @@ class Catalog:
         self._transactions = Transactions(self._engine, changed)
         self.streams = Streams(self._transactions, columns or {})
         self.queries = Queries(self._transactions, self.streams)
+        self.tables = Tables(self._transactions, self.queries)
         self.edges = Edges(self._transactions, self.streams)
+        self.links = Links(self._transactions)
         self.frames = FrameIndex(self._transactions)
         self.quarantine = Quarantine(self._transactions)
         self.budgets = Budgets(self._transactions)

@@ -8,26 +8,30 @@ from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, Text, cast, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, Select, Text, cast, delete, func, select, update
 
 from center.catalog import schema as t
 from center.catalog.transactions import increment_version
 from center.edge_access import EdgeAccess
+from center.storage.database import upsert
+from edgewater.base.errors import LimitExceeded, ProtocolError
+from edgewater.base.streams import COLUMN_TYPES, Delivery, EdgeId, StreamClock, type_name
 from edgewater.model.edge_records import EdgeRecord, HeartbeatRecord, StreamRecord
-from edgewater.model.errors import LimitExceeded, ProtocolError
-from edgewater.model.streams import COLUMN_TYPES, Delivery, EdgeId, StreamClock, type_name
 
-MAX_EDGES = 100_000
+MAX_EDGES = 100_000  # limit: rows of the catalog
 MAX_INCARNATIONS = 500
 """Maximum number of incarnations of one edge that the catalog remembers."""
-REMEMBER_MS = 86_400_000
+REMEMBER_MS = 86_400_000  # limit: rows of edges that never came back
 NO_PROGRESS: dict[str, Any] = {"watermarks": {}, "records": {}, "drops": {}, "rejected": {}, "null_columns": {}}
 """Progress of an incarnation that has not sent a heartbeat yet."""
+_LINK = ("backlog_bytes", "bandwidth_bytes_s", "rtt_ms", "clock_offset_ms")
+_SAME = ("incarnation", "labels", "first_seen_ms", "connected", "retired", *_LINK)
+"""Columns of edges with the names of the members of `EdgeRecord`."""
 Refusal = tuple[str, ProtocolError]
 """The kind of an alarm, and the error that has the message of the alarm."""
 MAX_NAMED = 500
 """Maximum number of edges in one SQL statement. With more edges, it takes less time to read all edges."""
-FIRST_SEQ = 1
+FIRST_SEQ = 1  # format: of frames
 """The first frame of an incarnation."""
 MAX_FORMER_STREAMS = 64
 """Maximum number of former streams of one edge that the catalog remembers after the edge has stopped serving them."""
@@ -91,29 +95,17 @@ def edge_from_row(
     """
     heard_by_ms, silence_ms = gateways.get(row.gateway, (None, 0)) if row.connected else (None, 0)
     heard_from_ms = row.last_seen_ms if heard_by_ms is None else heard_by_ms - silence_ms
+    progress = {name: row.progress.get(name, none) for name, none in {**NO_PROGRESS, "release": ""}.items()}
     return EdgeRecord(
         edge=EdgeId(row.edge),
-        incarnation=row.incarnation,
-        labels=row.labels,
         streams=streams[0],
         former_streams=streams[1],
-        first_seen_ms=row.first_seen_ms,
         last_seen_ms=max(row.last_seen_ms, heard_from_ms),
         heard_by_ms=heard_by_ms,
-        connected=row.connected,
-        watermarks=row.progress["watermarks"],
-        records=row.progress["records"],
-        drops=row.progress["drops"],
-        backlog_bytes=row.backlog_bytes,
-        bandwidth_bytes_s=row.bandwidth_bytes_s,
-        rtt_ms=row.rtt_ms,
-        clock_offset_ms=row.clock_offset_ms,
-        retired=row.retired,
         incarnations=incarnations,
         state_lost_at_ms=state_lost_at_ms,
-        rejected=row.progress.get("rejected", {}),
-        null_columns=row.progress.get("null_columns", {}),
-        release=row.progress.get("release", ""),
+        **{name: getattr(row, name) for name in _SAME},
+        **progress,
     )
 
 
@@ -181,9 +173,7 @@ def incarnation_in_use(connection: Connection, edge: EdgeId) -> str | None:
 
 def record_lost_state(connection: Connection, edge: EdgeId, now_ms: int) -> None:
     """Records that the edge lost its state: it is unknown which records it had accepted and not shipped."""
-    row = t.lost_states.c.edge == edge
-    if connection.execute(update(t.lost_states).where(row).values(lost_at_ms=now_ms)).rowcount == 0:
-        connection.execute(insert(t.lost_states).values(edge=edge, lost_at_ms=now_ms))
+    upsert(connection, t.lost_states, [{"edge": edge, "lost_at_ms": now_ms}])
     increment_version(connection)
 
 

@@ -13,11 +13,10 @@ from center.catalog.input_rows import end_equal_inputs, write_inputs
 from center.catalog.session_rows import SessionBatch, SessionStart
 from center.catalog.streams import Streams
 from center.catalog.transactions import Transactions, increment_version
-from center.edge_access import UNLIMITED, EdgeAccess
 from center.storage.database import upsert
-from edgewater.model.edge_records import EdgeRecord, HeartbeatRecord, InputRecord, StateDigest, StreamRecord
-from edgewater.model.errors import EdgewaterError, NotFound
-from edgewater.model.streams import EdgeId
+from edgewater.base.errors import EdgewaterError, NotFound
+from edgewater.base.streams import EdgeId
+from edgewater.model.edge_records import EdgeRecord, HeartbeatRecord, InputRecord
 
 
 class Edges:
@@ -27,60 +26,24 @@ class Edges:
         self._transactions = transactions
         self._streams = streams
 
-    def begin_session(
-        self,
-        edge: EdgeId,
-        incarnation: str,
-        *,
-        labels: Mapping[str, str],
-        streams: Sequence[StreamRecord],
-        oldest_seq: int,
-        next_seq: int,
-        now_ms: int,
-        session: str = "",
-        access: EdgeAccess = UNLIMITED,
-        state: StateDigest | None = None,
-    ) -> int | None:
-        """Records the start of a session; returns the highest durable seq of this incarnation, or None.
+    def begin_sessions(self, starts: Sequence[SessionStart]) -> list[int | EdgewaterError | None]:
+        """Records the starts of sessions of different edges, in one transaction.
 
         In two cases an alarm is added and `EdgeRecord.state_lost_at_ms` is set. First: frames are lost on both sides,
         because the center's state is older than its last acknowledgement. Second: another incarnation of the edge was
         in use, and the records that it had accepted and not shipped are unknown. If two incarnations take turns, the
         alarm says that two agents have one id.
 
-        Args:
-            oldest_seq, next_seq: frames that the edge still holds are ``oldest_seq … next_seq - 1``.
-            session: names the session, for `end_sessions`.
-            access: what the edge may serve. It also applies to streams that the edge no longer serves.
-            state: the state that the edge runs on; None: the edge does not state it.
+        Returns:
+            For each start, the highest durable seq of its incarnation (None: there is none), or an error:
 
-        Raises:
-            Retired: the edge is retired, and an admin has not reinstated it.
-            OutdatedState: the edge runs on a copy of its state, or on an older state than the center has seen. Also
-                adds an alarm and sets `EdgeRecord.state_lost_at_ms`.
-            ProtocolError: the type of a column differs from the declared type or, without a declaration, from the type
-                at another edge that serves the stream. Their partials would not merge. Also adds an alarm.
-            LimitExceeded: see `edge_rows.forget_incarnations`; also adds an alarm.
+            - Retired: the edge is retired, and an admin has not reinstated it.
+            - OutdatedState: the edge runs on a copy of its state, or on an older state than the center has seen. Also
+              adds an alarm and sets `EdgeRecord.state_lost_at_ms`.
+            - ProtocolError: the type of a column differs from the declared type or, without a declaration, from the
+              type at another edge that serves the stream. Their partials would not merge. Also adds an alarm.
+            - LimitExceeded: see `edge_rows.forget_incarnations`. Also adds an alarm.
         """
-        start = SessionStart(
-            edge,
-            incarnation,
-            labels,
-            streams,
-            oldest_seq,
-            next_seq,
-            now_ms,
-            session,
-            access,
-            state=state or StateDigest(),
-        )
-        (outcome,) = self.begin_sessions([start])
-        if isinstance(outcome, EdgewaterError):
-            raise outcome
-        return outcome
-
-    def begin_sessions(self, starts: Sequence[SessionStart]) -> list[int | EdgewaterError | None]:
-        """As `begin_session`, for different edges in one transaction. An error is returned, not raised."""
         with self._transactions.locked() as connection:
             return SessionBatch(connection, starts, self._streams.select(connection)).begin()
 

@@ -12,7 +12,7 @@ that drops the last frame of a segment notices it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cache
 from typing import Any
@@ -40,8 +40,8 @@ from center.catalog.transactions import Transactions
 from center.storage.database import MAX_GIVEN, Identifier, given, given_count, given_rows
 from center.storage.frame_facts import FrameFacts
 from center.storage.frame_log import FrameEntry, FrameLocation
+from edgewater.base.streams import EdgeId
 from edgewater.model.registered_query import query_from_key, query_key
-from edgewater.model.streams import EdgeId
 from edgewater.wire import QueryRef
 
 _RANGE = {"name": Identifier(63), "version": BigInteger(), "after": BigInteger(), "through": BigInteger()}
@@ -50,7 +50,9 @@ _FACTS = tuple(
     t.frames.c[name]
     for name in ("name", "version", "position", "edge", "incarnation", "wire_bytes", "received_at_ms", "facts")
 )
-_CHUNK = 200
+_COPIED = ("edge", "incarnation", "seq", "crc32c", "wire_bytes", "received_at_ms", "work", "through_ms", "facts")
+"""Columns with the names of the members of `UnindexedFrame`."""
+_CHUNK = 200  # limit: bound parameters of a statement
 """Identities per SELECT, so that a statement does not have more bound parameters than any database accepts."""
 
 
@@ -109,7 +111,7 @@ class UnindexedFrame:
 
 
 @dataclass(slots=True)
-class _Progress:
+class _SequenceProgress:
     """The progress of an incarnation while a batch is indexed.
 
     Attributes:
@@ -132,19 +134,12 @@ class FrameIndex:
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
 
-    def acked_through(self, edge: EdgeId, incarnation: str) -> int | None:
-        """The highest seq up to which all frames of an incarnation are durable; None: there is none."""
-        c = t.incarnations.c
-        progress = select(c.first_seq, c.awaited_seq).where(c.edge == edge, c.incarnation == incarnation)
-        with self._transactions.read() as connection:
-            row = connection.execute(progress).first()
-        return None if row is None or row.awaited_seq <= row.first_seq else int(row.awaited_seq) - 1
-
     def index(self, batch: Sequence[UnindexedFrame]) -> list[IndexOutcome]:
         """Indexes frames of any number of edges in one transaction; returns the outcomes in the order of `batch`.
 
-        After it returns, frames whose outcome is `acknowledged` may be acknowledged. A frame up to `acked_through` is a
-        re-delivery. The frame right after it is new. Any other frame is out of sequence. New frames get the query's
+        After it returns, frames whose outcome is `acknowledged` may be acknowledged. The
+        next expected frame of an incarnation is new. An earlier frame is a re-delivery, and a later one is out of
+        sequence. New frames get the query's
         next positions, which become visible in order.
         """
         if not batch:
@@ -176,8 +171,7 @@ class FrameIndex:
 
     def last_positions(self) -> dict[str, int]:
         """Last position by query key, sorted, of live queries and of deleted queries that still have frames."""
-        with self._transactions.read() as connection:
-            return select_last_positions(connection)
+        return dict(self.last_positions_since(None).by_key)
 
     def last_positions_since(self, known: LastPositions | None) -> LastPositions:
         """As `last_positions`; returns `known` itself if nothing has changed since it was read. Cheap to poll.
@@ -291,7 +285,7 @@ class FrameIndex:
 
 def _check(
     batch: Sequence[UnindexedFrame],
-    progress: Mapping[tuple[EdgeId, str], _Progress],
+    progress: Mapping[tuple[EdgeId, str], _SequenceProgress],
     positions: dict[QueryRef, int],
 ) -> tuple[list[IndexOutcome], list[dict[str, Any]]]:
     """Checks frames in order; returns the outcome of each, and the rows of new frames.
@@ -310,7 +304,7 @@ def _check(
 
 
 def _advance(
-    connection: Connection, positions: Mapping[QueryRef, int], progress: Mapping[tuple[EdgeId, str], _Progress]
+    connection: Connection, positions: Mapping[QueryRef, int], progress: Mapping[tuple[EdgeId, str], _SequenceProgress]
 ) -> None:
     """Writes the new last positions of queries, and the next expected frames of incarnations."""
     if positions:
@@ -330,7 +324,7 @@ def _advance(
         )
 
 
-def _outcome(frame: UnindexedFrame, incarnation: _Progress, *, live: bool) -> IndexOutcome:
+def _outcome(frame: UnindexedFrame, incarnation: _SequenceProgress, *, live: bool) -> IndexOutcome:
     if incarnation.stopped or frame.run != incarnation.run:
         return IndexOutcome.OUT_OF_SEQUENCE  # `stopped` is not set, because the batch may have frames of both processes
     if frame.seq < incarnation.awaited:
@@ -351,10 +345,12 @@ def _outcome(frame: UnindexedFrame, incarnation: _Progress, *, live: bool) -> In
     return IndexOutcome.NEW
 
 
-def _lock_incarnations(connection: Connection, batch: Sequence[UnindexedFrame]) -> dict[tuple[EdgeId, str], _Progress]:
+def _lock_incarnations(
+    connection: Connection, batch: Sequence[UnindexedFrame]
+) -> dict[tuple[EdgeId, str], _SequenceProgress]:
     table = t.incarnations.c
     names = sorted({(f.edge, f.incarnation) for f in batch})
-    known: dict[tuple[str, str], _Progress] = {}
+    known: dict[tuple[str, str], _SequenceProgress] = {}
     for begin in range(0, len(names), _CHUNK):
         rows = (
             select(table.edge, table.incarnation, table.awaited_seq, table.run)
@@ -362,13 +358,13 @@ def _lock_incarnations(connection: Connection, batch: Sequence[UnindexedFrame]) 
             .order_by(table.edge, table.incarnation)
         )
         for edge, name, seq, run in connection.execute(rows.with_for_update()):
-            known[edge, name] = _Progress(seq, seq, run)
+            known[edge, name] = _SequenceProgress(seq, seq, run)
     # A catalog restored from a backup does not know all incarnations. After a refusal the edge sends a Hello again.
-    return {name: known.get(name) or _Progress(0, 0, stopped=True) for name in names}
+    return {name: known.get(name) or _SequenceProgress(0, 0, stopped=True) for name in names}
 
 
 def _load_checksums(
-    connection: Connection, batch: Sequence[UnindexedFrame], progress: Mapping[tuple[EdgeId, str], _Progress]
+    connection: Connection, batch: Sequence[UnindexedFrame], progress: Mapping[tuple[EdgeId, str], _SequenceProgress]
 ) -> None:
     redelivered = [(f.edge, f.incarnation, f.seq) for f in batch if f.seq < progress[f.edge, f.incarnation].awaited]
     table = t.frames.c
@@ -401,19 +397,11 @@ def _row(frame: UnindexedFrame, position: int) -> dict[str, Any]:
         "name": frame.query.name,
         "version": frame.query.version,
         "position": position,
-        "edge": frame.edge,
-        "incarnation": frame.incarnation,
-        "seq": frame.seq,
-        "crc32c": frame.crc32c,
         "segment": frame.location.segment,
         "offset": frame.location.offset,
         "length": frame.location.length,
-        "wire_bytes": frame.wire_bytes,
-        "received_at_ms": frame.received_at_ms,
         "plain_bytes": max(frame.plain_bytes, frame.wire_bytes),
-        "work": frame.work,
-        "through_ms": frame.through_ms,
-        "facts": frame.facts,
+        **{name: getattr(frame, name) for name in _COPIED},
     }
 
 
@@ -465,24 +453,14 @@ def _range_statement(count: int, columns: tuple[ColumnElement[Any], ...]) -> Sel
     return select(*columns).join_from(asked.name.table, t.frames, is_in).order_by(c.name, c.version, c.position)
 
 
+_SAME = tuple(f.name for f in fields(FrameEntry) if f.name not in ("query", "edge", "plain_bytes"))
+
+
 def entry_of(row: Row[Any]) -> FrameEntry:
     """Returns the entry of a row that has the columns of the table ``frames`` without the facts."""
-    return FrameEntry(
-        query=QueryRef(row.name, row.version),
-        position=row.position,
-        edge=EdgeId(row.edge),
-        incarnation=row.incarnation,
-        seq=row.seq,
-        crc32c=row.crc32c,
-        segment=row.segment,
-        offset=row.offset,
-        length=row.length,
-        wire_bytes=row.wire_bytes,
-        received_at_ms=row.received_at_ms,
-        plain_bytes=max(row.plain_bytes, row.wire_bytes),
-        work=row.work,
-        through_ms=row.through_ms,
-    )
+    same = {name: getattr(row, name) for name in _SAME}
+    plain_bytes = max(row.plain_bytes, row.wire_bytes)
+    return FrameEntry(query=QueryRef(row.name, row.version), edge=EdgeId(row.edge), plain_bytes=plain_bytes, **same)
 
 
 def without_frames(connection: Connection, segments: Sequence[str]) -> list[str]:

@@ -13,8 +13,8 @@ from sqlalchemy import Connection, delete, insert, or_, select
 
 from center.catalog import schema as t
 from center.catalog.alarms import add_alarm
+from edgewater.base.streams import EdgeId
 from edgewater.model.edge_records import InputRecord
-from edgewater.model.streams import EdgeId
 
 EQUAL_INPUTS = "equal-inputs"
 MAX_PAIRS = 5

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
 from sqlalchemy import BigInteger, Column, Integer, MetaData, Table, delete, event, insert, select, update
@@ -22,7 +22,7 @@ from center.storage.database import (
     schema_transaction,
     write_transaction,
 )
-from edgewater.model.errors import EdgewaterError, StorageError
+from edgewater.base.errors import EdgewaterError, StorageError
 from edgewater.runtime.tasks import Tasks
 
 Component = Literal["gateway", "job", "api"]
@@ -30,12 +30,12 @@ Role = Literal["", "leader", "standby"]
 """The role of a job's process. Other components have no roles: all their processes work."""
 COMPONENTS: tuple[Component, ...] = ("gateway", "job", "api")
 
-HEARTBEAT_INTERVAL_S = 1.0
-CHECKS = 4
+HEARTBEAT_INTERVAL_S = 1.0  # limit: transactions of a component at rest
+CHECKS = 4  # limit: how late a problem is stated
 """How often within an interval a component checks whether its problem or its role has changed."""
-STALE_AFTER_MS = 5_000
+STALE_AFTER_MS = 5_000  # limit: how late a dead process is noticed
 """A component without a heartbeat for this long is not ready."""
-EXPIRE_AFTER_MS = 3_600_000
+EXPIRE_AFTER_MS = 3_600_000  # limit: rows of dead processes
 """Rows of processes that died without deregistering are deleted after this long."""
 
 log = logging.getLogger(__name__)
@@ -111,20 +111,12 @@ class ComponentRegistry:
         """Stores a heartbeat. The first one of a process also deletes rows that have expired."""
         c = _heartbeats.c
         row = (c.component == heartbeat.component) & (c.instance == heartbeat.instance)
-        values = {
-            "address": heartbeat.address,
-            "started_at_ms": heartbeat.started_at_ms,
-            "beat_at_ms": heartbeat.beat_at_ms,
-            "problem": heartbeat.problem[:2_000],
-            "role": heartbeat.role,
-            "needed": heartbeat.needed,
-        }
+        values = {**asdict(heartbeat), "problem": heartbeat.problem[:2_000]}
         try:
             with write_transaction(self._engine) as connection:
                 if connection.execute(update(_heartbeats).where(row).values(**values)).rowcount == 0:
                     connection.execute(delete(_heartbeats).where(c.beat_at_ms < heartbeat.beat_at_ms - EXPIRE_AFTER_MS))
-                    identity = {"component": heartbeat.component, "instance": heartbeat.instance}
-                    connection.execute(insert(_heartbeats).values(**identity, **values))
+                    connection.execute(insert(_heartbeats).values(**values))
             self.failure = ""
         except StorageError as exc:
             self.failure = exc.message

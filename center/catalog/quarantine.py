@@ -9,34 +9,36 @@ A query that is set aside is paused or quarantined: see `SetAside`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Connection, Table, and_, delete, func, insert, literal, select, update
+from sqlalchemy import Connection, and_, delete, func, insert, literal, select, update
 
 from center.catalog import schema as t
 from center.catalog.alarms import add_alarm, end_alarms
 from center.catalog.frame_index import drop_segments, entry_of, without_frames
 from center.catalog.transactions import Transactions
+from center.storage.database import upsert
 from center.storage.frame_facts import FrameFacts
 from center.storage.frame_log import FrameEntry
-from edgewater.model.errors import Conflict, NotFound
+from edgewater.base.errors import Conflict, NotFound
+from edgewater.base.streams import EdgeId
 from edgewater.model.registered_query import query_key
-from edgewater.model.streams import EdgeId
 from edgewater.wire import QueryRef
 
 MAX_PER_EDGE = 100
 """Maximum number of quarantined frames of one query and edge. Beyond it, the oldest frame is dropped, to limit the disk
 space."""
 MAX_REASON = 2_000
-FORGET_MS = 3_600_000
+"""Characters of a stored reason: a limit of what readers receive."""
+FORGET_MS = 3_600_000  # limit: how long a death counts against a query
 """If this time has passed since the job last died at a query, the count of deaths begins anew."""
 
 
 @dataclass(frozen=True, slots=True)
-class QuarantinedFrame:
+class QuarantinedRecord:
     """A frame that was set aside, with its facts, the reason and the wall time."""
 
     entry: FrameEntry
@@ -64,7 +66,7 @@ class SetAside(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class SetAsideQuery:
+class SetAsideRecord:
     """A query that the job has set aside.
 
     Attributes:
@@ -94,11 +96,11 @@ class Quarantine:
         """
         key = query_key(entry.query)
         values, frames = asdict(entry), t.frames
-        indexed = _is_of(frames, entry.query) & (frames.c.position == entry.position)
+        indexed = t.is_of(frames, entry.query) & (frames.c.position == entry.position)
         facts = func.coalesce(select(frames.c.facts).where(indexed).scalar_subquery(), b"")
         row = {**values.pop("query"), **values, "reason": reason[:MAX_REASON], "quarantined_at_ms": now_ms}
         c = t.quarantine.c
-        of_edge = _is_of(t.quarantine, entry.query) & (c.edge == entry.edge)
+        of_edge = t.is_of(t.quarantine, entry.query) & (c.edge == entry.edge)
         with self._transactions.locked() as connection:
             if connection.execute(select(t.quarantine).where(_is_frame(entry.query, entry.position))).first():
                 return without_frames(connection, [entry.segment])
@@ -109,7 +111,7 @@ class Quarantine:
             add_alarm(connection, "frame-quarantined", message, entry.edge, now_ms, key)
         return [segment for segment in unused if segment is not None]
 
-    def frames(self) -> list[QuarantinedFrame]:
+    def frames(self) -> list[QuarantinedRecord]:
         """The quarantined frames, the newest first."""
         rows = select(t.quarantine).order_by(t.quarantine.c.quarantined_at_ms.desc(), t.quarantine.c.position.desc())
         with self._transactions.read() as connection:
@@ -125,7 +127,7 @@ class Quarantine:
                 for name, version, position, reason in connection.execute(rows)
             }
 
-    def frame(self, key: str, position: int) -> QuarantinedFrame:
+    def frame(self, key: str, position: int) -> QuarantinedRecord:
         """The quarantined frame of a query at a position. Raises NotFound."""
         with self._transactions.read() as connection:
             return _select_frame(connection, key, position)
@@ -145,7 +147,7 @@ class Quarantine:
         queries, frames = t.queries, t.frames.c
         with self._transactions.write() as connection:
             entry = _select_frame(connection, key, position).entry
-            live = _is_of(queries, entry.query) & queries.c.deleted_at_ms.is_(None)
+            live = t.is_of(queries, entry.query) & queries.c.deleted_at_ms.is_(None)
             last = connection.execute(select(queries.c.last_position).where(live).with_for_update()).scalar()
             if last is None:
                 raise Conflict(f"query {key} is deleted: nothing can be applied to it; drop the frame")
@@ -175,16 +177,17 @@ class Quarantine:
         """
         table = t.set_aside_queries
         with self._transactions.write() as connection:
-            row = connection.execute(select(table.c.deaths, table.c.died_at_ms).where(_is_of(table, ref))).first()
+            row = connection.execute(select(table.c.deaths, table.c.died_at_ms).where(t.is_of(table, ref))).first()
             deaths = 1 if row is None or row.died_at_ms < now_ms - FORGET_MS else row.deaths + 1
-            _update_query(connection, ref, {"deaths": deaths, "died_at_ms": now_ms})
+            upsert(connection, table, [{**asdict(ref), "deaths": deaths, "died_at_ms": now_ms}])
         return int(deaths)
 
     def set_query_aside(self, ref: QueryRef, state: SetAside, reason: str, now_ms: int) -> None:
         """Records that the job has set a query aside, with the alarm ``query-paused`` or ``query-quarantined``."""
         reason, key = reason[:MAX_REASON], query_key(ref)
         with self._transactions.locked() as connection:
-            _update_query(connection, ref, {"state": state, "reason": reason, "since_ms": now_ms})
+            row = {**asdict(ref), "state": state, "reason": reason, "since_ms": now_ms}
+            upsert(connection, t.set_aside_queries, [row])
             message = f"query {key} is {state}; the other queries go on: {reason}"
             add_alarm(connection, f"query-{state}", message, EdgeId(""), now_ms, key)
 
@@ -192,7 +195,7 @@ class Quarantine:
         """Records that the job tries paused queries again. Quarantined queries stay."""
         with self._transactions.write() as connection:
             for ref in refs:
-                paused = _is_of(t.set_aside_queries, ref) & (t.set_aside_queries.c.state == SetAside.PAUSED)
+                paused = t.is_of(t.set_aside_queries, ref) & (t.set_aside_queries.c.state == SetAside.PAUSED)
                 connection.execute(update(t.set_aside_queries).where(paused).values(state=""))
                 end_alarms(connection, f"query-{SetAside.PAUSED}", EdgeId(""), query_key(ref))
 
@@ -208,25 +211,17 @@ class Quarantine:
             for row in rows:
                 end_alarms(connection, f"query-{row.state}", EdgeId(""), query_key(QueryRef(name, row.version)))
 
-    def queries(self) -> dict[QueryRef, SetAsideQuery]:
+    def queries(self) -> dict[QueryRef, SetAsideRecord]:
         """The live queries that are set aside, in the order of their names."""
         c, q = t.set_aside_queries.c, t.queries.c
         live = and_(q.name == c.name, q.version == c.version, q.deleted_at_ms.is_(None))
         rows = select(t.set_aside_queries).join(t.queries, live).where(c.state != "").order_by(c.name)
         with self._transactions.read() as connection:
             refs = [(QueryRef(r.name, r.version), r) for r in connection.execute(rows)]
-        return {ref: SetAsideQuery(ref, SetAside(r.state), r.reason, r.deaths, r.since_ms) for ref, r in refs}
+        return {ref: SetAsideRecord(ref, SetAside(r.state), r.reason, r.deaths, r.since_ms) for ref, r in refs}
 
 
-def _update_query(connection: Connection, ref: QueryRef, values: Mapping[str, Any]) -> None:
-    """Writes values of a query's row, which is added if it is missing."""
-    table = t.set_aside_queries
-    if connection.execute(update(table).where(_is_of(table, ref)).values(**values)).rowcount == 0:
-        new = {"deaths": 0, "died_at_ms": 0, "state": "", "reason": "", "since_ms": 0, **values}
-        connection.execute(insert(table).values(name=ref.name, version=ref.version, **new))
-
-
-def _select_frame(connection: Connection, key: str, position: int) -> QuarantinedFrame:
+def _select_frame(connection: Connection, key: str, position: int) -> QuarantinedRecord:
     """Raises NotFound."""
     name, _, version = key.rpartition("@")
     row = None
@@ -253,15 +248,11 @@ def _drop(connection: Connection, key: str, position: int) -> str | None:
     return segment if drop_segments(connection, [segment]) else None
 
 
-def _is_of(table: Table, ref: QueryRef) -> Any:
-    return and_(table.c.name == ref.name, table.c.version == ref.version)
-
-
 def _is_frame(ref: QueryRef, position: int) -> Any:
-    return and_(_is_of(t.quarantine, ref), t.quarantine.c.position == position)
+    return and_(t.is_of(t.quarantine, ref), t.quarantine.c.position == position)
 
 
-def _frame(row: Any) -> QuarantinedFrame:
+def _frame(row: Any) -> QuarantinedRecord:
     entry = entry_of(row)
     facts = FrameFacts(entry.position, entry.edge, entry.incarnation, entry.wire_bytes, entry.received_at_ms, row.facts)
-    return QuarantinedFrame(entry, facts, row.reason, row.quarantined_at_ms)
+    return QuarantinedRecord(entry, facts, row.reason, row.quarantined_at_ms)

@@ -24,14 +24,15 @@ from center.catalog.query_rows import (
     require_fit_at_edges,
 )
 from center.catalog.streams import Streams
+from center.catalog.table_rows import require_deliverable, resolved
 from center.catalog.transactions import Transactions, count_rows, increment_version, read_counter
 from center.storage.database import upsert
+from edgewater.base.errors import Conflict, InvalidQuery, NotFound, PreconditionFailed
+from edgewater.base.streams import MAX_TIME_MS, MIN_TIME_MS, EdgeId
+from edgewater.base.timestamps import rfc3339
 from edgewater.model.edge_records import EdgeRecord, QueryStatusRecord
-from edgewater.model.errors import Conflict, InvalidQuery, NotFound, PreconditionFailed
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, EdgeId
-from edgewater.model.timestamps import rfc3339
 from edgewater.model.window_range import WindowRange
 from edgewater.wire import QueryRef
 
@@ -92,29 +93,46 @@ class Queries:
             InvalidRequest: the change begins in the past.
         """
         with self._transactions.locked() as connection:
-            rows = _rows_of(connection, spec.name)
-            newest = _newest(rows)
-            _require_expected(spec.name, newest, change)
-            if newest is not None and newest.is_running and _asks_for(spec, newest, lasts_ms):
-                return newest, False
-            before_new()
-            if newest is not None and newest.is_running and change is None:
-                raise _conflict(newest, spec)
-            spec.window.require_affordable()
-            _require_room(connection, spec, rows, now_ms)
-            edges = select_edges(connection)
-            if not self._fits_declared(connection, spec):
-                require_fit_at_edges(spec, edges)
-            windows = _windows(spec, newest, change, edges, now_ms, lasts_ms)
-            version = max([r.version for r in rows], default=0)
-            version = max(version, read_counter(connection, FORGOTTEN)) + 1
-            if newest is not None and windows.from_ms < newest.windows.until_ms:
-                this = (t.queries.c.name == spec.name) & (t.queries.c.version == newest.ref.version)
-                connection.execute(update(t.queries).where(this).values(until_ms=windows.from_ms))
-            spec = replace(spec if spec.seed is not None else spec.with_seed(seed), until_ms=None)
-            row = {"name": spec.name, "version": version, "spec": spec.to_mapping(), "registered_at_ms": now_ms}
-            connection.execute(insert(t.queries).values(**row, **asdict(windows), last_position=0))
-            increment_version(connection)
+            return self.register_in(
+                connection, spec, now_ms, seed, lasts_ms=lasts_ms, change=change, before_new=before_new
+            )
+
+    def register_in(
+        self,
+        connection: Connection,
+        spec: QuerySpec,
+        now_ms: int,
+        seed: int | None = None,
+        *,
+        lasts_ms: int | None = None,
+        change: Change | None = None,
+        before_new: Callable[[], None] = lambda: None,
+    ) -> tuple[RegisteredQuery, bool]:
+        """Registers a query as `register` does, inside a locked transaction."""
+        spec = resolved(connection, spec)
+        rows = _rows_of(connection, spec.name)
+        newest = _newest(rows)
+        _require_expected(spec.name, newest, change)
+        if newest is not None and newest.is_running and _asks_for(spec, newest, lasts_ms):
+            return newest, False
+        before_new()
+        if newest is not None and newest.is_running and change is None:
+            raise _conflict(newest, spec)
+        spec.window.require_affordable()
+        _require_room(connection, spec, rows, now_ms)
+        require_deliverable(connection, spec)
+        edges = select_edges(connection)
+        if not self._fits_declared(connection, spec):
+            require_fit_at_edges(spec, edges)
+        windows = _windows(spec, newest, change, edges, now_ms, lasts_ms)
+        version = max([r.version for r in rows], default=0)
+        version = max(version, read_counter(connection, FORGOTTEN)) + 1
+        if newest is not None and windows.from_ms < newest.windows.until_ms:
+            connection.execute(update(t.queries).where(t.is_of(t.queries, newest.ref)).values(until_ms=windows.from_ms))
+        spec = replace(spec if spec.seed is not None else spec.with_seed(seed), until_ms=None)
+        row = {"name": spec.name, "version": version, "spec": spec.to_mapping(), "registered_at_ms": now_ms}
+        connection.execute(insert(t.queries).values(**row, **asdict(windows), last_position=0))
+        increment_version(connection)
         return RegisteredQuery(QueryRef(spec.name, version), spec, now_ms, None, windows), True
 
     def try_register(
@@ -159,7 +177,7 @@ class Queries:
     def end(self, ref: QueryRef, now_ms: int) -> None:
         """Marks a version as ended: edges remove it. Its answers stay."""
         c = t.queries.c
-        this = (c.name == ref.name) & (c.version == ref.version) & c.deleted_at_ms.is_(None) & (c.ended_at_ms == 0)
+        this = t.is_of(t.queries, ref) & c.deleted_at_ms.is_(None) & (c.ended_at_ms == 0)
         with self._transactions.locked() as connection:
             if connection.execute(update(t.queries).where(this).values(ended_at_ms=now_ms)).rowcount:
                 increment_version(connection)
@@ -263,8 +281,7 @@ class Queries:
 
     def statuses(self, ref: QueryRef) -> dict[EdgeId, QueryStatusRecord]:
         """The status of a query by edge, for the edges that have reported one."""
-        c = t.statuses.c
-        rows = select(t.statuses).where(c.name == ref.name, c.version == ref.version).order_by(c.edge)
+        rows = select(t.statuses).where(t.is_of(t.statuses, ref)).order_by(t.statuses.c.edge)
         with self._transactions.read() as connection:
             return {
                 EdgeId(r.edge): QueryStatusRecord(ref, EdgeId(r.edge), r.accepted, r.code, r.message)
@@ -356,12 +373,11 @@ def _mark_deleted(connection: Connection, which: ColumnElement[bool], now_ms: in
     """Marks versions as deleted. Returns whether there were any."""
     rows = select(t.queries.c.name, t.queries.c.version).where(which, t.queries.c.deleted_at_ms.is_(None))
     refs = connection.execute(rows).all()
-    for name, version in refs:
-        this = (t.queries.c.name == name) & (t.queries.c.version == version)
-        connection.execute(update(t.queries).where(this).values(deleted_at_ms=now_ms))
+    for ref in (QueryRef(name, version) for name, version in refs):
+        connection.execute(update(t.queries).where(t.is_of(t.queries, ref)).values(deleted_at_ms=now_ms))
         for table in (t.statuses, t.set_aside_queries):
-            connection.execute(delete(table).where(table.c.name == name, table.c.version == version))
-        end_alarms_about(connection, QueryRef(name, version))
+            connection.execute(delete(table).where(t.is_of(table, ref)))
+        end_alarms_about(connection, ref)
     return bool(refs)
 
 
@@ -372,7 +388,7 @@ def _changed_statuses(connection: Connection, statuses: Sequence[QueryStatusReco
         by_query.setdefault(status.query, set()).add(status.edge)
     c, stored = t.statuses.c, set[QueryStatusRecord]()
     for ref, edges in by_query.items():
-        of_query = select(t.statuses).where(c.name == ref.name, c.version == ref.version, c.edge.in_(edges))
+        of_query = select(t.statuses).where(t.is_of(t.statuses, ref), c.edge.in_(edges))
         rows = connection.execute(of_query)
         stored.update(QueryStatusRecord(ref, r.edge, r.accepted, r.code, r.message) for r in rows)
     return [s for s in statuses if s not in stored]

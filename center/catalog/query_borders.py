@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from edgewater.base.errors import InvalidRequest
+from edgewater.base.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS
+from edgewater.base.timestamps import TIME_ACCEPTED, rfc3339
 from edgewater.model.edge_records import EdgeRecord, StreamRecord
-from edgewater.model.errors import InvalidRequest
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS
-from edgewater.model.timestamps import TIME_ACCEPTED, rfc3339
 from edgewater.model.window_range import next_border
 
-BORDER_MARGIN_MS = 10_000
+BORDER_MARGIN_MS = 10_000  # limit: how late an edge may learn a border
 """Wall time within which edges receive a border. An edge's clock may also be ahead of the center's by this time."""
 
 

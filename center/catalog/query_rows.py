@@ -9,15 +9,16 @@ from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
-from sqlalchemy import Connection, Row, delete, exists, func, insert, or_, select, update
+from sqlalchemy import Connection, Row, delete, exists, func, or_, select
 
 from center.catalog import schema as t
 from center.catalog.transactions import read_counter
+from center.storage.database import upsert
+from edgewater.base.errors import InvalidQuery, StorageError
+from edgewater.base.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.model.edge_records import EdgeRecord
-from edgewater.model.errors import InvalidQuery, StorageError
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.model.window_range import ALL_WINDOWS, WindowRange
 from edgewater.wire import QueryRef
 
@@ -28,10 +29,12 @@ MAX_QUERIES = 10_000
 have frames."""
 MAX_VERSIONS = 1_000
 """Maximum number of versions of one query that are not deleted."""
-FORGET_AFTER_MS = 86_400_000
+FORGET_AFTER_MS = 86_400_000  # limit: rows of deleted queries
 """Time after which the rows of a deleted query may be removed: by then the job has dropped the query's state."""
 FORGOTTEN = "forgotten"
 """The counter of the highest version of a query that was forgotten."""
+TABLES_FORGOTTEN = "tables-forgotten"
+"""The counter of the highest version of a table that was deleted."""
 OLDER = "older"
 """The counter with the wall time at which the catalog was last known to be older than what edges have."""
 
@@ -69,23 +72,23 @@ def forget_ended(connection: Connection, before_ms: int) -> None:
 
 def remember_versions(connection: Connection, versions: Iterable[int]) -> None:
     """Reserves version numbers: no query that is registered later gets one of them."""
-    _raise_counter(connection, FORGOTTEN, max(versions, default=0))
+    raise_counter(connection, FORGOTTEN, max(versions, default=0))
 
 
 def note_older(connection: Connection, now_ms: int) -> None:
     """Records that the catalog is older than what edges have: both stores were replaced by copies.
 
     New answers get revisions above `now_ms`, because readers may have lower ones (`ResultStore.begin_after_restore`).
-    Queries that are registered later get versions above `now_ms` in seconds, because edges may have lower ones.
+    Later queries and tables get versions above `now_ms` in seconds, because edges may have lower ones.
     """
-    _raise_counter(connection, OLDER, now_ms)
+    raise_counter(connection, OLDER, now_ms)
     remember_versions(connection, [now_ms // 1000])
+    raise_counter(connection, TABLES_FORGOTTEN, now_ms // 1000)
 
 
-def _raise_counter(connection: Connection, name: str, value: int) -> None:
-    value, counter = max(value, read_counter(connection, name)), t.counters.c.name == name
-    if connection.execute(update(t.counters).where(counter).values(value=value)).rowcount == 0:
-        connection.execute(insert(t.counters).values(name=name, value=value))
+def raise_counter(connection: Connection, name: str, value: int) -> None:
+    """Sets a counter to a value, unless it is greater already."""
+    upsert(connection, t.counters, [{"name": name, "value": max(value, read_counter(connection, name))}])
 
 
 def readable(row: Row[Any]) -> RegisteredQuery | None:

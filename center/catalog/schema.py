@@ -6,6 +6,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    ColumnElement,
     Float,
     Index,
     Integer,
@@ -17,9 +18,16 @@ from sqlalchemy import (
 from sqlalchemy.types import JSON
 
 from center.storage.database import FreeText, Identifier
-from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.base.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.wire import QueryRef
 
 metadata = MetaData()
+
+
+def is_of(table: Table, query: QueryRef) -> ColumnElement[bool]:
+    """Returns the condition that a row is of a query; the table has the columns `name` and `version`."""
+    return (table.c.name == query.name) & (table.c.version == query.version)
+
 
 counters = Table(
     "counters",
@@ -91,6 +99,33 @@ stream_columns = Table(
     Column("columns", JSON, nullable=False),
 )
 """Columns of streams that an admin has set, as lists of name, type and description."""
+
+lookup_tables = Table(
+    "lookup_tables",
+    metadata,
+    Column("name", Identifier(63), primary_key=True),
+    Column("version", BigInteger, primary_key=True),
+    Column("key", Identifier(255), nullable=False),
+    Column("columns", JSON, nullable=False),
+    Column("row_count", BigInteger, nullable=False),
+    Column("updated_at_ms", BigInteger, nullable=False),
+    Column("rows", FreeText, nullable=False),
+)
+"""Tables that queries look up columns in. ``rows``: as `edgewater.model.lookups.encode_rows` returns them."""
+
+links = Table(
+    "links",
+    metadata,
+    Column("edge", Identifier(128), primary_key=True),
+    Column("link", Identifier(63), nullable=False),
+    Column("until_ms", BigInteger, nullable=False),
+    Column("low_bytes_s", Float, nullable=False),
+    Column("high_bytes_s", Float, nullable=False),
+    Column("best_bytes_s", Float, nullable=False),
+    Column("loads", JSON, nullable=False),
+    Column("stated_at_ms", BigInteger, nullable=False),
+)
+"""The fields of `LinkRecord`. ``loads``: lists of a query's name and version, and its bytes."""
 
 lost_states = Table(
     "lost_states",
@@ -165,11 +200,11 @@ set_aside_queries = Table(
     metadata,
     Column("name", Identifier(63), primary_key=True),
     Column("version", BigInteger, primary_key=True),
-    Column("deaths", BigInteger, nullable=False),
-    Column("died_at_ms", BigInteger, nullable=False),
-    Column("state", Identifier(16), nullable=False),
-    Column("reason", FreeText, nullable=False),
-    Column("since_ms", BigInteger, nullable=False),
+    Column("deaths", BigInteger, nullable=False, default=0),
+    Column("died_at_ms", BigInteger, nullable=False, default=0),
+    Column("state", Identifier(16), nullable=False, default=""),
+    Column("reason", FreeText, nullable=False, default=""),
+    Column("since_ms", BigInteger, nullable=False, default=0),
 )
 """Queries that the job has set aside, and queries on which it worked when it died. ``state``: a `SetAside`; empty: the
 query is not set aside."""

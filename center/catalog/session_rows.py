@@ -35,9 +35,9 @@ from center.catalog.streams import DeclaredStream, require_declared
 from center.catalog.transactions import count_rows, increment_version
 from center.edge_access import UNLIMITED, EdgeAccess
 from center.storage.database import upsert
+from edgewater.base.errors import Conflict, EdgewaterError, OutdatedState, ProtocolError, Retired
+from edgewater.base.streams import EdgeId
 from edgewater.model.edge_records import StateDigest, StreamRecord, require_consistent_schema
-from edgewater.model.errors import Conflict, EdgewaterError, OutdatedState, ProtocolError, Retired
-from edgewater.model.streams import EdgeId
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ from center.catalog.query_rows import live_queries
 from center.catalog.transactions import Transactions, increment_version
 from center.config import ColumnEntry
 from center.storage.database import upsert
+from edgewater.base.errors import Conflict, InvalidQuery, NotFound, ProtocolError
+from edgewater.base.streams import COLUMN_TYPES, EdgeId, type_name
 from edgewater.model.edge_records import StreamRecord
-from edgewater.model.errors import Conflict, InvalidQuery, NotFound, ProtocolError
-from edgewater.model.streams import COLUMN_TYPES, EdgeId, type_name
 
-_SHOWN = 20
+_SHOWN = 20  # limit: length of a message
 """Maximum number of columns that a message names."""
 
 

@@ -20,22 +20,3 @@ from center.early.sampling import (
     rates_differ,
 )
 from center.early.window_prediction import GroupPrediction, Prediction
-
-__all__ = [
-    "RATES_EVERY_MS",
-    "RATE_MARGIN",
-    "Delays",
-    "EarlyAnswerEstimator",
-    "EdgeSamplingController",
-    "FunctionEstimate",
-    "GroupPrediction",
-    "Prediction",
-    "SamplingReasonHistory",
-    "SamplingRequirement",
-    "describe_reasons",
-    "estimate_function",
-    "is_expensive",
-    "needed_rate",
-    "plan_rate",
-    "rates_differ",
-]

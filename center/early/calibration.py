@@ -33,7 +33,7 @@ import numpy as np
 from edgewater.arrivals.schedule import REPORT_SLOTS_AFTER_END
 from edgewater.arrivals.stragglers import DEFAULT_FACTOR
 from edgewater.arrivals.targets import GroupScope
-from edgewater.model.errors import CorruptSynopsis
+from edgewater.base.errors import CorruptSynopsis
 from edgewater.synopses import normal_quantile
 from edgewater.synopses.encoding.state import State
 

@@ -92,7 +92,7 @@ class EarlyAnswerEstimator:
 
         Args:
             through_ms: event time up to which the edge reports arrivals.
-            substreams: statistics of arrivals, one state per sub-stream.
+            substreams: statistics of arrivals, in encodings that `read_report` reads.
             reason: why the edge samples.
             unread: whether the edge may have unread input.
 

@@ -24,18 +24,19 @@ import numpy as np
 
 from center.early.trigger import (
     NEGLIGIBLE_FAILURES,
+    SAMPLING_FAILURES,
+    STRAGGLER_CONFIDENCE,
     AnswerNow,
     Decision,
     EarlyTrigger,
     TriggerBatch,
-    TriggerPolicy,
     Wait,
     window_models,
 )
 from center.early.window_prediction import TOO_WIDE, GroupPrediction
 from edgewater.arrivals import ReportSchedule
 from edgewater.arrivals.arrival_counts import ArrivalCounts, window_sample, window_sums
-from edgewater.arrivals.stragglers import MIN_EVENTS, Stragglers, StragglersByTrigger
+from edgewater.arrivals.stragglers import MIN_EVENTS, Stragglers
 from edgewater.arrivals.targets import COUNTS, AccuracyTarget
 from edgewater.arrivals.window_model import WindowModel, WindowSample
 from edgewater.model.accuracy import Accuracy
@@ -110,11 +111,9 @@ class GroupEstimator:
         self._simultaneous_groups = groups
         scope = self._accuracy.scope or "each"
         confidence = AccuracyTarget(self._accuracy.error, self._accuracy.confidence, groups, scope).group_confidence
-        policy = TriggerPolicy()
-        if scope == "all":
-            policy = replace(policy, straggler_confidence=1 - (1 - policy.straggler_confidence) / groups)
-        self.trigger.target, self.trigger.policy = AccuracyTarget(self._accuracy.error, confidence), policy
-        self.trigger.quantile = normal_quantile(1 - (1 - confidence) * policy.sampling_failures)
+        self.trigger.target = AccuracyTarget(self._accuracy.error, confidence)
+        self.trigger.straggler_confidence = 1 - (1 - STRAGGLER_CONFIDENCE) / (groups if scope == "all" else 1)
+        self.trigger.quantile = normal_quantile(1 - (1 - confidence) * SAMPLING_FAILURES)
         return True
 
     def offset(self, start_ms: int) -> int:
@@ -268,7 +267,7 @@ class GroupBatch:
     def _without_interval(
         self,
         start_ms: int,
-        stragglers: StragglersByTrigger,
+        stragglers: Stragglers,
         model: WindowModel,
         silent: BoolArray,
         beyond: FloatArray,
@@ -342,7 +341,7 @@ class BatchEvaluation:
     batch: GroupBatch
     start_ms: int
     sample: WindowSample
-    stragglers: StragglersByTrigger
+    stragglers: Stragglers
     model: WindowModel
     sampling: FloatArray
     without_interval: list[str]

@@ -15,7 +15,7 @@ import numpy as np
 
 from edgewater.arrivals.sample_size import finite_population_size
 from edgewater.arrivals.targets import check_confidence
-from edgewater.model.errors import InvalidInput
+from edgewater.base.errors import InvalidInput
 from edgewater.synopses import FloatArray, SampleFunction, normal_quantile
 
 DEFAULT_REPLICATES = 100

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from center.early.evaluation import BATCH_SIZE, BatchEvaluation, GroupBatch, GroupEstimator
 from center.early.trigger import EarlyTrigger
 from center.early.window_prediction import GroupPrediction
-from edgewater.arrivals import GroupedSubstream, ReportSchedule, SubstreamStatistics
+from edgewater.arrivals import ReportSchedule, SubstreamStatistics
 from edgewater.arrivals.arrival_counts import true_values, window_sample
 from edgewater.model.accuracy import MAX_GROUPS, Accuracy, group_key
 from edgewater.synopses import BoolArray, IntArray
@@ -98,7 +98,7 @@ class Groups:
     def add_report(
         self,
         edge: str,
-        statistics: SubstreamStatistics | GroupedSubstream,
+        statistics: SubstreamStatistics,
         slot: int,
         reporting: BoolArray,
         since: IntArray,
@@ -113,9 +113,6 @@ class Groups:
         Returns:
             The arrivals as (slot, lag, count, group number).
         """
-        if isinstance(statistics, SubstreamStatistics):
-            self._groups[ALL].counts.add(edge, statistics)
-            return np.insert(np.stack(statistics.arrivals(), axis=1), 3, self._groups[ALL].number, axis=1)
         rows = statistics.arrivals()
         arrived = np.unique(rows[:, 3])
         if statistics.unattributed or len(arrived) > MAX_GROUPS:
@@ -126,7 +123,7 @@ class Groups:
         sums, numbers = statistics.arrival_counts(), np.zeros(len(keys), np.int64)
         for i in arrived.tolist():
             group = self._groups.get(keys[i]) or self._add(keys[i], slot, reporting, since)
-            group.counts.add_sums(edge, statistics.index, sums[i])
+            group.counts.add(edge, statistics.index, sums[i])
             numbers[i] = group.number
         if len(self._groups) > MAX_GROUPS:
             self._overflow(slot)
@@ -134,25 +131,19 @@ class Groups:
         rows[:, 3] = numbers[rows[:, 3]]
         return rows
 
-    def add_counts(
-        self, edge: str, statistics: SubstreamStatistics | GroupedSubstream, new: tuple[int, int] | None = None
-    ) -> None:
+    def add_counts(self, edge: str, statistics: SubstreamStatistics, new: tuple[int, int] | None = None) -> None:
         """Adds an edge's statistics of a sub-stream to the counts, but not to the arrivals by lag.
 
         Args:
             new: slot and number of sources for new groups; None if new groups are ignored.
         """
-        if isinstance(statistics, SubstreamStatistics):
-            if ALL in self._groups:
-                self._groups[ALL].counts.add(edge, statistics)
-            return
         sums = statistics.arrival_counts()
         for i, key in enumerate(self._keys(statistics)):
             group = self._groups.get(key)
-            if group is None and new is not None and sums[i][0] > 0:
+            if group is None and new is not None and key != ALL and sums[i][0] > 0:
                 group = self._add(key, new[0], np.ones(new[1], bool))
             if group is not None:
-                group.counts.add_sums(edge, statistics.index, sums[i])
+                group.counts.add(edge, statistics.index, sums[i])
 
     def advance(self, slot: int, target: int, rows: IntArray, reporting: BoolArray) -> None:
         """Advances time from `slot` to `target`.
@@ -213,9 +204,7 @@ class Groups:
         self._batched = None
 
     @contextmanager
-    def including(
-        self, reports: Iterable[tuple[str, SubstreamStatistics | GroupedSubstream]], slot: int, sources: int
-    ) -> Iterator[None]:
+    def including(self, reports: Iterable[tuple[str, SubstreamStatistics]], slot: int, sources: int) -> Iterator[None]:
         """Adds reports to the counts for the duration of a `with` block. New groups in the reports are added for that
         time, too.
         """
@@ -367,10 +356,12 @@ class Groups:
         else:
             yield from (b.evaluate(start_ms, edges, widening=widening) for b in self._batches())
 
-    def _keys(self, statistics: GroupedSubstream) -> list[str]:
+    def _keys(self, statistics: SubstreamStatistics) -> list[str]:
         """Returns the keys of the groups in the table. The keys are cached, because reports repeat them and encoding is
         slow.
         """
+        if not statistics.keys:
+            return [ALL]
         rows = list(zip(*(k.to_pylist() for k in statistics.keys), strict=True))
         # The cache is not used for floats: 0.0 and -0.0 are equal, but they are two groups.
         if any(pa.types.is_floating(k.type) for k in statistics.keys):

@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from center.early.groups import Groups
 from center.early.sampling import SamplingReasonHistory
 from center.early.trigger import EarlyTrigger
-from edgewater.arrivals import DEFAULT_MAX_SKEW_MS, GroupedSubstream, ReportSchedule, SubstreamStatistics
+from edgewater.arrivals import DEFAULT_MAX_SKEW_MS, ReportSchedule, SubstreamStatistics, read_report
 from edgewater.model.accuracy import Accuracy
 from edgewater.synopses import IntArray
 from edgewater.synopses.encoding.state import State
 from edgewater.wire import SamplingReason
 
-SILENCE_TIMEOUT_MS = 1_000
+SILENCE_TIMEOUT_MS = 1_000  # limit: how late a silent edge is noticed
 """Wall time without a report, in addition to the event time of one sub-stream, after which an edge is silent."""
 MAX_SILENCE_LAGS, MAX_LEAP_LAGS = 8, 16
 """Two times, in longest lags.
@@ -35,7 +35,7 @@ MAX_SILENCE_LAGS, MAX_LEAP_LAGS = 8, 16
 An edge starts anew after a silence of more than `MAX_SILENCE_LAGS`. The query starts anew after a leap of time of more
 than `MAX_LEAP_LAGS`."""
 
-_UNKNOWN_SLOT = -(1 << 62)
+_UNKNOWN_SLOT = -(1 << 62)  # format: below all slots
 
 Inherited = Sequence[Any]
 """`Delays` as JSON; `sums` is base64."""
@@ -68,7 +68,7 @@ class EdgeReport:
     """
 
     slot: int
-    substreams: list[SubstreamStatistics | GroupedSubstream]
+    substreams: list[SubstreamStatistics]
     unread: bool = False
 
 
@@ -325,7 +325,7 @@ class ObservedArrivals:
 
         Args:
             through_ms: event time up to which the edge reports arrivals.
-            substreams: statistics of the arrivals, one state per sub-stream.
+            substreams: statistics of the arrivals, in encodings that `read_report` reads.
             reason: number of a `SamplingReason`.
             unread: whether the edge may have unread input.
             resumed: the result of `resumes`.
@@ -433,8 +433,7 @@ class ObservedArrivals:
         if allowed is None or edge.applied is None:
             return
         for statistics in report.substreams:
-            arrivals = statistics.arrivals()
-            slots, lags, counts = arrivals if isinstance(arrivals, tuple) else arrivals.T[:3]
+            slots, lags, counts, _ = statistics.arrivals().T
             checked = slots - lags >= max(edge.known_from, edge.checked_from)
             count = int(counts[(lags >= allowed) & checked].sum())
             if count:
@@ -442,9 +441,9 @@ class ObservedArrivals:
                     self.groups.undeclare()
                 self.exceeding[name] = self.exceeding.get(name, 0) + count
 
-    def _decode(self, substreams: Iterable[bytes]) -> list[SubstreamStatistics | GroupedSubstream]:
-        kind = SubstreamStatistics if self._accuracy.scope is None else GroupedSubstream
-        return [kind.from_state(s, self._schedule.grid) for s in substreams]
+    def _decode(self, substreams: Iterable[bytes]) -> list[SubstreamStatistics]:
+        grid, grouped = self._schedule.grid, self._accuracy.scope is not None
+        return [each for state in substreams for each in read_report(state, grid, grouped=grouped)]
 
     def _stop_counting(self, slot: int) -> None:
         """Drops the counts of events born before a slot."""

@@ -11,7 +11,7 @@ from center.early.calibration import ConformalRecord
 from center.early.window_prediction import GroupPrediction, Prediction
 from edgewater.model.accuracy import Accuracy
 
-COVERAGE_WINDOWS = 400
+COVERAGE_WINDOWS = 400  # limit: memory of past answers
 """The most windows over which the coverage is measured."""
 MAX_ERROR_RATIO = 10.0
 """The largest recorded error, in half-widths. Larger errors are recorded as this value."""

@@ -16,8 +16,8 @@ from statistics import median
 from typing import Any
 
 from edgewater.arrivals.targets import COUNTS
+from edgewater.base.streams import EdgeId
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import EdgeId
 from edgewater.wire import QueryRef, SamplingReason
 from edgewater.wire import uplink_pb2 as pb
 
@@ -36,7 +36,7 @@ MAX_AGREEING_HEARTBEATS = AGREEING_HEARTBEATS << 6
 RATE_MARGIN = 1.1
 """Factor by which the planned rate is increased, because records that were not processed cannot be added afterwards.
 The factor was measured in `docs/decisions/0008-intervals-from-samples.md`."""
-RATES_EVERY_MS = 5_000
+RATES_EVERY_MS = 5_000  # limit: writes to the catalog
 """The least time between two writes of needed rates to the catalog."""
 MIN_RATE_CHANGE = 0.1
 """Relative change of a rate below which no new message is sent."""

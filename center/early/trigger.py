@@ -33,13 +33,12 @@ from edgewater.arrivals.stragglers import (
     SILENT_SUBSTREAMS,
     StragglerModel,
     Stragglers,
-    StragglersByTrigger,
 )
 from edgewater.arrivals.targets import COUNTS, AccuracyTarget, MeasureKind, check_measure
 from edgewater.arrivals.triangle import LONG, ArrivalTriangle
 from edgewater.arrivals.values import LateValues, ValueHistory
 from edgewater.arrivals.window_model import LateRatio, WindowModel, WindowSample, model_window
-from edgewater.model.errors import CorruptSynopsis, InvalidInput
+from edgewater.base.errors import CorruptSynopsis, InvalidInput
 from edgewater.synopses import BoolArray, FloatArray, normal_quantile
 from edgewater.synopses.encoding.state import State
 
@@ -60,43 +59,28 @@ SETTLED_SHARE = 0.9995
 events."""
 
 
-@dataclass(frozen=True, slots=True)
-class TriggerPolicy:
-    """Trade-offs of the decision. The defaults were measured in `docs/decisions/0007-early-answers.md`.
-
-    Attributes:
-        sampling_failures: the share of 1 - confidence that sampling errors may use. The rest is for errors that no
-            model covers.
-        straggler_confidence: confidence of the stragglers' part of the interval.
-        backoff: minimum wait until the next evaluation, relative to the time waited so far.
-    """
-
-    sampling_failures: float = 0.99
-    straggler_confidence: float = 0.98
-    backoff: float = 0.1
+SAMPLING_FAILURES = 0.99
+"""The share of 1 - confidence that sampling errors may use. The rest is for errors that no model covers."""
+STRAGGLER_CONFIDENCE = 0.98
+"""Confidence of the stragglers' part of the interval."""
+BACKOFF = 0.1
+"""Minimum wait until the next evaluation, relative to the time waited so far. These trade-offs were measured in
+`docs/decisions/0007-early-answers.md`."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerNow:
-    """The decision to answer a window now. Arrays have the shape (1,).
+    """The decision to answer a window now.
 
     Attributes:
-        sampling, straggler: half-widths due to sampling and to stragglers. The caller adds the half-widths due to
-            sketches and to withheld values.
-        size: estimated number of events of the window.
-        met: whether the interval meets the target. If not, `reason` says why the window is answered.
+        reason: why the window is answered although its interval does not meet the target; empty if it does.
     """
 
-    estimate: FloatArray
-    sampling: FloatArray
-    straggler: FloatArray
-    size: FloatArray
-    met: bool
     reason: str = ""
 
     @property
-    def half_width(self) -> FloatArray:
-        return np.hypot(self.sampling, self.straggler)
+    def met(self) -> bool:
+        return not self.reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +113,6 @@ class EarlyTrigger:
         measure: MeasureKind,
         *,
         max_wait_slots: int | None = None,
-        policy: TriggerPolicy | None = None,
         horizon: int | None = None,
     ) -> None:
         if window_slots < 1:
@@ -141,7 +124,7 @@ class EarlyTrigger:
         if max_wait_slots is not None and max_wait_slots < 0:
             raise InvalidInput("max_wait", max_wait_slots, "0 slots or more after the window's end")
         self.grid, self.window_slots, self.target, self.measure = grid, window_slots, target, measure
-        self.policy = policy or TriggerPolicy()
+        self.straggler_confidence = STRAGGLER_CONFIDENCE
         self.max_wait_slots = max_wait_slots
         self.triangle = ArrivalTriangle(sources, grid)
         self.triangle.horizon = min(grid.lags, horizon or grid.lags)
@@ -150,8 +133,7 @@ class EarlyTrigger:
         self.history = ValueHistory(sources)
         self.calibration = Calibration(tuple(o for o in OFFSETS if o < grid.lags // 2))
         self.slot = 0
-        failures = (1 - target.confidence) * self.policy.sampling_failures
-        self.quantile = normal_quantile(1 - failures)
+        self.quantile = normal_quantile(1 - (1 - target.confidence) * SAMPLING_FAILURES)
         self.drifting_substreams = 0
         self.steady_slots = 0  # slots since the two memories of delays last differed, or since the beginning
         self._straggler_share = 0.02  # the stragglers' half-width, relative to the estimate, at recent answers
@@ -166,7 +148,7 @@ class EarlyTrigger:
         self.triangle.advance(arrived, reporting)
         advance_slot([self], self.model, arrived)
 
-    def rates(self, stragglers: Stragglers | None = None) -> FloatArray:
+    def rates(self, stragglers: Stragglers) -> FloatArray:
         """Returns the sampling rates that the window that begins now needs, [source, 1], in [0, 1].
 
         The rates follow from Eq. 8 of the Aion paper with two changes. n is n·N_e/N: the paper divides the n of the
@@ -174,14 +156,13 @@ class EarlyTrigger:
         distribution replaces the mean delay. Without history, the rates are 1.
 
         Args:
-            stragglers: the model's prediction for a window that ends now; None to compute it.
+            stragglers: the model's prediction for a window that ends now.
         """
         shape = self.history.mean.shape
         if self.measure in COUNTS:
             return np.zeros(shape)
         if not self.history.windows.any() or not self.triangle.age.any():
             return np.ones(shape)
-        stragglers = stragglers or self.model.predict(0, self.window_slots, lags_wanted=False)
         events = (stragglers.rate * self.window_slots)[:, None] * self.history.share
         punctual = self.triangle.distributions()[LONG][:, : self.window_slots].mean(axis=1)[:, None]
         means = self.history.mean
@@ -201,51 +182,38 @@ class EarlyTrigger:
         self,
         end_slot: int,
         sample: WindowSample,
-        modelled: tuple[Stragglers, WindowModel] | None = None,
+        modelled: tuple[Stragglers, WindowModel],
         *,
         earned: bool = True,
     ) -> Decision:
         """Decides about the window that ended at `end_slot`.
 
         Args:
-            modelled: the result of `window_model` for the window; None to compute it.
+            modelled: the result of `window_models` for the window.
             earned: whether the observations suffice for an interval. If not, the window does not meet the target.
         """
         offset = self.slot - end_slot
         if offset < 0:
             return Wait(end_slot)
-        stragglers, model = modelled or self.window_model(offset, sample)
+        stragglers, model = modelled
         allowed = self.target.error * np.abs(model.estimate)
         sampling = model.sampling_width(sample.count, self.quantile)
         if earned and stragglers.known and model.is_within(self.target.error, sampling).all():
-            return _answer(model, sampling)
+            return AnswerNow()
         if stragglers.known and self._is_too_small(sample, model, allowed):
-            return _answer(model, sampling, SAMPLE_TOO_SMALL)
+            return AnswerNow(SAMPLE_TOO_SMALL)
         if self.max_wait_slots is not None and offset >= self.max_wait_slots:
-            return _answer(model, sampling, OUT_OF_TIME)
+            return AnswerNow(OUT_OF_TIME)
         if self._expects_nothing(offset, stragglers, earned):
-            return _answer(model, sampling, NOTHING_EXPECTED)
+            return AnswerNow(NOTHING_EXPECTED)
         if self._is_silence_too_wide(stragglers, model):
-            return _answer(model, sampling, SILENCE_TOO_WIDE)
-        until = self.slot + max(1, int(offset * self.policy.backoff))
+            return AnswerNow(SILENCE_TOO_WIDE)
+        until = self.slot + max(1, int(offset * BACKOFF))
         if self.triangle.is_young(self.grid.lags).any():  # knowledge grows with a source's age, not with the wait
             until = min(until, (self.slot // self.grid.substream_slots + 1) * self.grid.substream_slots)
         if self.max_wait_slots is not None:
             until = min(until, end_slot + self.max_wait_slots)
         return Wait(until)
-
-    def on_answered(
-        self, sample: WindowSample, answer: AnswerNow, sums: tuple[FloatArray, FloatArray, FloatArray]
-    ) -> None:
-        """Learns from an answered window.
-
-        Args:
-            sums: count, Σv and Σv² of the window's sample, each [source, lag group].
-        """
-        self.history.learn(sample)
-        self.late.learn(*sums, substreams=self.window_slots / self.grid.substream_slots)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            self.learn_straggler_share(float(np.max(answer.straggler / np.abs(answer.estimate))))
 
     def learn_straggler_share(self, share: float) -> None:
         """Learns the stragglers' half-width at an answer, relative to the estimate. Infinity or NaN means that it is
@@ -265,7 +233,7 @@ class EarlyTrigger:
         """Returns the whole state: about 17 bytes per source and lag, and at most 20 KB for the calibration record."""
         numbers = [
             self.triangle.sources, astuple(self.grid), self.window_slots, astuple(self.target), self.measure,
-            self.max_wait_slots, astuple(self.policy), self.slot, self.drifting_substreams, self.steady_slots,
+            self.max_wait_slots, self.straggler_confidence, self.slot, self.drifting_substreams, self.steady_slots,
             self._straggler_share, self.triangle.horizon,
         ]  # fmt: skip
         parts = ("triangle", "model", "late", "history", "calibration")
@@ -279,11 +247,14 @@ class EarlyTrigger:
             CorruptSynopsis: the state cannot be read.
         """
         try:
-            sources, grid, window_slots, target, measure, max_wait, policy, slot, *drift, share, horizon = state.numbers
+            sources, grid, window_slots, target, measure, max_wait, confidence, slot, *drift, share, horizon = (
+                state.numbers
+            )
             result = cls(
                 sources, SlotGrid(*grid), window_slots, AccuracyTarget(*target), measure, max_wait_slots=max_wait,
-                policy=TriggerPolicy(*policy), horizon=horizon,
+                horizon=horizon,
             )  # fmt: skip
+            result.straggler_confidence = confidence
             result.slot, result._straggler_share = slot, share
             result.drifting_substreams, result.steady_slots = drift
             for name in ("triangle", "model", "late", "history"):
@@ -292,11 +263,6 @@ class EarlyTrigger:
         except (KeyError, TypeError, ValueError, InvalidInput) as exc:
             raise CorruptSynopsis(f"the state of a trigger cannot be read: {type(exc).__name__}: {exc}") from exc
         return result
-
-    def window_model(self, offset: int, sample: WindowSample) -> tuple[Stragglers, WindowModel]:
-        """Returns the stragglers and the model of a window `offset` slots after its end."""
-        stragglers, model = window_models([self], self.model, offset, sample)
-        return stragglers.of(0), model
 
     def is_unprecedented(self, offset: int, alarm: float) -> bool:
         """Returns `Calibration.is_unprecedented`; False if a source is silent.
@@ -330,7 +296,7 @@ class EarlyTrigger:
             return True
         if not stragglers.known or (not earned and self.triangle.is_young(self.grid.lags).any()):
             return False
-        if not earned and self.is_unprecedented(offset, stragglers.alarm):
+        if not earned and self.is_unprecedented(offset, float(stragglers.alarm[0])):
             return False
         expected = float(stragglers.expected[self.triangle.silent_slots == 0].sum())
         return expected < NEGLIGIBLE_FAILURES * (1 - self.target.confidence)
@@ -348,10 +314,6 @@ class EarlyTrigger:
         if self.measure == "records":
             width += float(stragglers.expected[silent].sum())
         return width > 0.95 * self.target.error * float(model.size.sum())
-
-
-def _answer(model: WindowModel, sampling: FloatArray, reason: str = "") -> AnswerNow:
-    return AnswerNow(model.estimate, sampling, model.straggler_width, model.size, not reason, reason)
 
 
 class TriggerBatch:
@@ -376,7 +338,7 @@ class TriggerBatch:
 
     def rates(self) -> FloatArray:
         """Returns `EarlyTrigger.rates` of all triggers, for the window that begins now, [source, trigger]."""
-        stragglers = self.model.predict_each(0, self.triggers[0].window_slots, lags_wanted=False)
+        stragglers = self.model.predict(0, self.triggers[0].window_slots, lags_wanted=False)
         return np.concatenate([t.rates(stragglers.of(i)) for i, t in enumerate(self.triggers)], axis=1)
 
     def on_answered(
@@ -386,11 +348,12 @@ class TriggerBatch:
         sums: tuple[FloatArray, FloatArray, FloatArray],
         straggler_shares: FloatArray,
     ) -> None:
-        """Updates the selected triggers from an answered window, like `EarlyTrigger.on_answered`.
+        """Updates the selected triggers from an answered window.
 
         Args:
             selected: indices of the triggers.
-            sample, sums: the sample and its sums, of the selected triggers only.
+            sample: the sample of the selected triggers.
+            sums: count, Σv and Σv² of the sample, each [source of the selected triggers, lag group].
             straggler_shares: half-widths of the stragglers relative to the estimates, per selected trigger.
         """
         triggers, (count, total, squares) = [self.triggers[i] for i in selected], sums
@@ -406,14 +369,14 @@ class TriggerBatch:
 
 def window_models(
     triggers: Sequence[EarlyTrigger], model: StragglerModel, offset: int, sample: WindowSample
-) -> tuple[StragglersByTrigger, WindowModel]:
+) -> tuple[Stragglers, WindowModel]:
     """Returns the expected stragglers of a window `offset` slots after the window's end, and the model of the estimate.
 
     Args:
         model: the straggler model over the sources of all triggers, in the order of the triggers.
     """
     first, count = triggers[0], len(triggers)
-    stragglers = model.predict_each(offset, first.window_slots, lags_wanted=first.measure not in COUNTS)
+    stragglers = model.predict(offset, first.window_slots, lags_wanted=first.measure not in COUNTS)
     if first.measure in COUNTS:
         ratio = LateRatio(np.ones(model.triangle.sources), np.zeros(model.triangle.sources))
     else:
@@ -422,7 +385,7 @@ def window_models(
     history = first.history if count == 1 else ValueHistory.joined([t.history for t in triggers])
     spread = history.spread(sample, sample.means(history.mean))
     alarms = list(zip(triggers, stragglers.alarm.tolist(), strict=True))
-    factor = [t.calibration.factor(offset, alarm, t.policy.straggler_confidence) for t, alarm in alarms]
+    factor = [t.calibration.factor(offset, alarm, t.straggler_confidence) for t, alarm in alarms]
     quantile = np.array([t.quantile for t in triggers])
     # Backtests cover reporting sources only. It is not known how well silent sources are predicted.
     silent = model.triangle.silent_slots.reshape(count, -1).T > 0
@@ -464,7 +427,7 @@ def _predict(selected: Sequence[int], triggers: Sequence[EarlyTrigger], model: S
     if not selected:
         return
     triangle, window_slots = model.triangle, triggers[0].window_slots
-    predicted = model.predict_each(offset, min(window_slots, triangle.grid.lags - offset), lags_wanted=False)
+    predicted = model.predict(offset, min(window_slots, triangle.grid.lags - offset), lags_wanted=False)
     if offset == 0:
         for i in selected:
             _track_drift(triggers[i], float(predicted.drift[i]))

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 
 import pyarrow as pa
 
-from center.budgets import Grant, MembersChanged
+from center.budgets import Grant
 from center.catalog import DeclaredStream
 from center.early import SamplingRequirement, is_expensive
+from edgewater.base.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, EdgeId, StreamClock
 from edgewater.model.edge_records import EdgeRecord, contributes
+from edgewater.model.lookups import digest_of, pack_rows
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, EdgeId, StreamClock
 from edgewater.model.window_range import ALL_WINDOWS, WindowRange
 from edgewater.wire import QueryRef
 from edgewater.wire import uplink_pb2 as pb
@@ -30,12 +31,14 @@ class AssignedQueries:
 
     Attributes:
         message: the `pb.Queries` message. Nobody may change it.
+        tables: by digest, the `pb.Table` message of each table of these queries. Nobody may change it.
         budgeted: the queries with an error budget or a staleness budget.
         sampled: the queries with an accuracy, and whether each is expensive.
     """
 
     refs: frozenset[QueryRef]
     message: pb.ToEdge
+    tables: Mapping[int, pb.ToEdge]
     budgeted: tuple[RegisteredQuery, ...]
     sampled: tuple[tuple[QueryRef, bool], ...]
 
@@ -58,8 +61,8 @@ class QueryAssignment:
     retired: tuple[EdgeRecord, ...] = ()
     clock: StreamClock = LIVE
 
-    def members(self, now_ms: int) -> MembersChanged:
-        """The edges that share the query's error budget.
+    def closed_by_retired(self, now_ms: int) -> dict[EdgeId, int]:
+        """Returns, by retired edge, the start of the first slice that the edge cannot have closed.
 
         A retired edge can have closed the slices that its clock has passed. If the stream runs ahead of the clock, it
         can have closed the slices up to the watermark of its last heartbeat.
@@ -71,7 +74,7 @@ class QueryAssignment:
             watermark_ms = edge.watermarks.get(stream, horizon_ms)
             ahead = horizon_ms < watermark_ms < MAX_TIME_MS
             retired[edge.edge] = window.next_slice(watermark_ms) if ahead else horizon_ms
-        return MembersChanged(self.expected, retired)
+        return retired
 
     def horizon_ms(self, now_ms: int) -> int:
         """The first slice that is ahead of every edge's clock."""
@@ -110,6 +113,14 @@ class _Alike:
 
 
 @dataclass(frozen=True, slots=True)
+class _QueryMessage:
+    """A query as edges get it, and its tables by digest."""
+
+    query: pb.Query
+    tables: Mapping[int, pb.ToEdge]
+
+
+@dataclass(frozen=True, slots=True)
 class AssignmentPlan:
     """The live queries and the edges of one version of the catalog.
 
@@ -127,7 +138,7 @@ class AssignmentPlan:
     specs: Mapping[QueryRef, QuerySpec] = field(default_factory=dict)
     columns: Mapping[str, Mapping[str, pa.DataType]] = field(default_factory=dict)
     declared: Mapping[str, DeclaredStream] = field(default_factory=dict)
-    _messages: Mapping[tuple[QueryRef, WindowRange], pb.Query] = field(default_factory=dict)
+    _messages: Mapping[tuple[QueryRef, WindowRange], _QueryMessage] = field(default_factory=dict)
     _alike: Mapping[_Served, _Alike] = field(default_factory=dict)
     _naming: Mapping[EdgeId, Sequence[int]] = field(default_factory=dict)
     _lists: dict[tuple[int, ...], AssignedQueries] = field(default_factory=dict)
@@ -218,10 +229,12 @@ class AssignmentPlan:
         indices = tuple(sorted((*(alike.queries if alike is not None else ()), *self._naming.get(edge, ()))))
         if indices not in self._lists:
             queries = [self.queries[index].query for index in indices]
-            message = pb.Queries(version=self.version, queries=[self._messages[q.ref, q.windows] for q in queries])
+            messages = [self._messages[q.ref, q.windows] for q in queries]
+            tables = {digest: table for m in messages for digest, table in m.tables.items()}
             self._lists[indices] = AssignedQueries(
                 frozenset(q.ref for q in queries),
-                pb.ToEdge(queries=message),
+                pb.ToEdge(queries=pb.Queries(version=self.version, queries=[m.query for m in messages])),
+                tables,
                 tuple(q for q in queries if q.spec.error_budget is not None or q.spec.staleness_budget is not None),
                 tuple((q.ref, is_expensive(q.spec)) for q in queries if q.spec.accuracy is not None),
             )
@@ -232,11 +245,17 @@ def _served(edge: EdgeRecord) -> _Served:
     return tuple((s.name, s.queries) for s in edge.streams)
 
 
-def _message(query: RegisteredQuery) -> pb.Query:
+def _message(query: RegisteredQuery) -> _QueryMessage:
     borders = asdict(query.windows) if query.windows != ALL_WINDOWS else {}
     borders = {name: at_ms for name, at_ms in borders.items() if MIN_TIME_MS < at_ms < MAX_TIME_MS}
-    spec = json.dumps(query.spec.to_mapping())
-    return pb.Query(name=query.ref.name, version=query.ref.version, spec=spec, **borders)
+    packed = {lookup.table: pack_rows(lookup.rows) for lookup in query.spec.lookups if lookup.rows}
+    digests = {table: digest_of(rows) for table, rows in packed.items()}
+    lookups = tuple(replace(lookup, rows="") for lookup in query.spec.lookups)
+    spec = json.dumps(replace(query.spec.shipped, lookups=lookups).to_mapping())
+    return _QueryMessage(
+        pb.Query(name=query.ref.name, version=query.ref.version, spec=spec, tables=digests, **borders),
+        {digests[table]: pb.ToEdge(table=pb.Table(rows=rows)) for table, rows in packed.items()},
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from center.edge_access import EdgeAccess
-from edgewater.model.errors import InvalidConfig, Unauthenticated
-from edgewater.model.streams import EdgeId
-from edgewater.model.timestamps import rfc3339
+from edgewater.base.errors import InvalidConfig, Unauthenticated
+from edgewater.base.streams import EdgeId
+from edgewater.base.timestamps import rfc3339
 from edgewater.runtime.bearer import bearer_token, token_digest
 
 _ALTERNATIVE_NAMES = ("peer_dns", "peer_uri")
-NO_END_MS = 1 << 62
+NO_END_MS = 1 << 62  # format: above all times
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,24 +14,21 @@ from functools import partial
 from typing import Any
 
 from center.budgets import (
-    AllocationPolicy,
     BudgetAllocator,
     BudgetReport,
     Grant,
-    RebalanceEvent,
-    ShareReported,
     ShareViolation,
     error_limits,
 )
 from center.catalog import BudgetStateChange, Catalog
 from center.ingest.assignments import AssignmentPlan, BudgetSnapshot, QueryAssignment
 from center.ingest.status_writer import StatusWriter
-from edgewater.model.errors import named
+from edgewater.base.errors import named
+from edgewater.base.streams import EdgeId
 from edgewater.model.registered_query import query_key
-from edgewater.model.streams import EdgeId
 from edgewater.wire import QueryRef
 
-RATES_WRITE_INTERVAL_MS = 5_000
+RATES_WRITE_INTERVAL_MS = 5_000  # limit: writes to the catalog
 """The least time between two writes of a state in which only rates have changed. Reports wait in memory until then."""
 ALARM = "share-not-granted"
 RESET = "budget-reset"
@@ -55,13 +52,12 @@ class BudgetSync:
         catalog: Catalog,
         status: StatusWriter,
         now_ms: Callable[[], int],
-        policy: AllocationPolicy,
         reported: Callable[[], object] = lambda: None,
     ) -> None:
         self._catalog = catalog
         self._status = status
         self._now_ms = now_ms
-        self._policy, self._reported = policy, reported
+        self._reported = reported
         self._reports: dict[QueryRef, dict[EdgeId, BudgetReport]] = {}
         self._budgets_version = -1
         self._plan_version = -1
@@ -93,7 +89,7 @@ class BudgetSync:
     async def _sync_query(self, assigned: QueryAssignment) -> None:
         ref, reports = assigned.query.ref, self._reports.get(assigned.query.ref, {})
         applied = dict(reports)
-        compute = partial(_update, assigned, applied, self._now_ms(), self._policy)
+        compute = partial(_update, assigned, applied, self._now_ms())
         violations, written = await asyncio.to_thread(self._catalog.budgets.update, ref, compute, self._now_ms())
         for violation in violations:
             kind, message = ALARM if violation.edge else RESET, f"query {ref.name}: {violation.message}"
@@ -124,20 +120,20 @@ def _update(
     assigned: QueryAssignment,
     reports: Mapping[EdgeId, BudgetReport],
     now_ms: int,
-    policy: AllocationPolicy,
     state: Any,
     written_at_ms: int,
 ) -> BudgetStateChange:
     """Applies reports and the current members to one query's stored state, inside the catalog's transaction."""
-    allocator = BudgetAllocator(*error_limits(assigned.query.spec), policy)
+    allocator = BudgetAllocator(*error_limits(assigned.query.spec))
     try:
         if state is not None:
             allocator.restore(state)
         before = allocator.durable_state()
-        violations: list[ShareViolation] = allocator.handle(assigned.members(now_ms))
+        violations: list[ShareViolation] = []
+        allocator.set_members(assigned.expected, assigned.closed_by_retired(now_ms))
         for edge, report in reports.items():
-            violations += allocator.handle(ShareReported(edge, report, now_ms))
-        violations += allocator.handle(RebalanceEvent(now_ms, assigned.horizon_ms(now_ms)))
+            violations += allocator.report(edge, report, now_ms)
+        allocator.rebalance(now_ms, assigned.horizon_ms(now_ms))
     except Exception as exc:  # the state or a report cannot be used: this budget begins anew
         log.exception("the budget of query %s is divided anew", query_key(assigned.query.ref))
         known = assigned.expected | {edge.edge for edge in assigned.retired}

@@ -1,7 +1,7 @@
 """The files of the gateway's credentials: tokens, certificate and key, client CA, revocation lists.
 
 The gateway reads them again when they change, for example by an editor, a renewal or the swap of a symbolic link in a
-mounted Secret. If a file cannot be used, because it is half written for example, the previous credentials stay in use.
+mounted Secret. If a file cannot be used, because it is no YAML for example, the previous credentials stay in use.
 """
 
 from __future__ import annotations
@@ -18,16 +18,14 @@ import grpc
 from center.config import TlsSection, load_certificate
 from center.edge_access import EdgeAccess, read_tokens_file
 from center.ingest.authentication import Credentials, Presented
-from edgewater.model.errors import InvalidConfig
-from edgewater.model.streams import EdgeId
-from edgewater.runtime.configuration import file_signature
+from edgewater.base.errors import InvalidConfig
+from edgewater.base.streams import EdgeId
+from edgewater.runtime.configuration import FileWatch
 
 if TYPE_CHECKING:
     from center.ingest.revocation import RevocationLists
 
 log = logging.getLogger(__name__)
-
-Signature = tuple[tuple[int, ...] | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +68,8 @@ class CredentialFiles:
         self._tokens_file = tokens_file
         self._tls = tls
         of_tls = (tls.cert, tls.key, tls.client_ca, tls.crl) if tls is not None else ()
-        self._paths = [path for path in (tokens_file, *of_tls) if path is not None]
         self._served: Any = None
-        self._signature = self._sign()
+        self._watch = FileWatch(tokens_file, *of_tls)
         self.loaded = self._load()
         self.problem: str | None = None
 
@@ -83,21 +80,17 @@ class CredentialFiles:
         return bool(self._tokens) or self._tokens_file is not None or by_certificate
 
     def refresh(self) -> bool:
-        """Reads the files if one has changed; returns whether `loaded` or `problem` is new. Blocks."""
-        signature = self._sign()
-        if signature == self._signature and self.problem is None:
-            return False
+        """Reads the files if one has changed and is complete; returns whether `loaded` or `problem` is new. Blocks."""
         before = self.problem
         try:
-            loaded = self._load()
-            if self._sign() != signature:
-                return False  # they have changed meanwhile: the next call reads them
+            loaded = self._watch.read(self._load, again=before is not None)
         except InvalidConfig as exc:
             self.problem = exc.message
             return self.problem != before
-        changed = signature != self._signature or before is not None
-        self._signature, self.loaded, self.problem = signature, loaded, None
-        return changed
+        if loaded is None:
+            return False
+        self.loaded, self.problem = loaded, None
+        return True
 
     def server_credentials(self) -> Any:
         """Returns gRPC's credentials, which use the newest certificate at each handshake; None: plain text."""
@@ -139,10 +132,6 @@ class CredentialFiles:
             authorities,
             revocations,
         )
-
-    def _sign(self) -> Signature:
-        """Returns a value that changes if the content of a file changes, or a link in its path."""
-        return tuple(map(file_signature, self._paths))
 
 
 def _read(path: Path, field: str) -> bytes:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Set
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any
 
-from center.catalog import IndexOutcome
+from center.budgets import LinkDivision
+from center.catalog import IndexOutcome, UnindexedFrame
 from center.early import EdgeSamplingController
 from center.edge_access import EdgeAccess
 from center.ingest import limits
@@ -32,23 +33,24 @@ from center.ingest.validation import (
     read_heartbeat,
     read_inputs,
     read_likely_bandwidth,
+    read_link_report,
     read_utilization,
 )
 from center.storage.frame_log import StoredFrame
+from edgewater.base.errors import CorruptFrame, EdgewaterError, OutdatedState, ProtocolError
+from edgewater.base.streams import MAX_TIME_MS, EdgeId
 from edgewater.model.edge_records import HeartbeatRecord, QueryStatusRecord
-from edgewater.model.errors import CorruptFrame, EdgewaterError, OutdatedState, ProtocolError
 from edgewater.model.measure import NAME
 from edgewater.model.registered_query import query_key
-from edgewater.model.streams import MAX_TIME_MS, EdgeId
 from edgewater.runtime.token_bucket import TokenBucket
 from edgewater.wire import MAX_BODY_BYTES, MAX_FRAMES, Frame, QueryRef
 from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire.session_stream import SessionUnpacker
+from edgewater.wire.session_stream import SessionUnpacker, field_bytes
 
-PLAIN_CREDITS = 8
+PLAIN_CREDITS = 8  # limit: memory of a session
 """The limit of uncompressed bytes of bodies in flight, as a multiple of the credit. Compression usually gives a
 third."""
-THREAD_BYTES = 64 << 10
+THREAD_BYTES = 64 << 10  # limit: time of a turn of the event loop
 """A larger message is decompressed in a thread. To decompress and parse a message of this size takes about 1 ms."""
 MAX_NAMED = 5
 """Maximum number of sources or columns that an alarm names."""
@@ -68,6 +70,8 @@ def clock_differs(edge: EdgeId, most_ms: int) -> str:
     )
 
 
+_UNKNOWN_KEY = "; unknown key; expected one of the keys "
+"""A part of the message with which release 0.3.0 refuses a key of a query."""
 _ACK = ("ack",)
 
 
@@ -153,6 +157,7 @@ class GatewaySession:
         metrics: GatewayMetrics,
         budget_sync: BudgetSync,
         stream_rules: StreamRules,
+        links: LinkDivision,
         share: TokenBucket,
         heartbeat_ms: Callable[[], int],
         now_ms: Callable[[], int],
@@ -168,12 +173,15 @@ class GatewaySession:
         self.opened = False
         self.window_log = 0
         self._unpacker: SessionUnpacker | None = None
+        self._validator = validator
         self._frames = SessionFrames(validator, hello, share, self._on_checked, self._on_delayed)
         self._group_commit = group_commit
         self._status = status
         self._metrics = metrics
         self._budget_sync = budget_sync
         self._stream_rules = stream_rules
+        self._links = links
+        self._loads: dict[QueryRef, tuple[float, float]] = {}
         self._heartbeat_ms = heartbeat_ms
         self._now_ms = now_ms
         self._max_frame_bytes = max_frame_bytes
@@ -189,6 +197,7 @@ class GatewaySession:
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._assignment: EdgeAssignment | None = None
         self._queries: frozenset[QueryRef] = frozenset()
+        self._tables: Set[int] = hello.tables  # which the edge has when it gets the next queries
         self._sampling = EdgeSamplingController()
         self._refused: dict[tuple[QueryRef, str], int] = {}
         self._messages = limits.FixedWindow(now_ms)
@@ -205,6 +214,10 @@ class GatewaySession:
         sent, self._assignment = self._assignment, assignment
         self._queries = assignment.queries.refs
         if sent is None or sent.queries.refs != assignment.queries.refs:
+            tables, known = assignment.queries.tables, self._tables
+            for digest in tables.keys() - known:
+                self.outgoing.put(tables[digest], str(digest))
+            self._tables = tables.keys()
             self.outgoing.put(assignment.queries.message)
         for budget in assignment.budgets:
             if sent is None or budget not in sent.budgets:
@@ -266,9 +279,7 @@ class GatewaySession:
         async for message in requests:
             shipped_share = 0.0
             if message.WhichOneof("message") == "packed":
-                shipped_bytes = message.ByteSize()
-                message = await self._unpacked(message.packed)
-                shipped_share = shipped_bytes / max(message.ByteSize(), 1)
+                message, shipped_share = await self._unpacked(message.packed)
             kind = message.WhichOneof("message")
             if kind == "frame":
                 await self._on_frame(message.frame, shipped_share)
@@ -283,6 +294,8 @@ class GatewaySession:
                 self._on_status(message.query_status)
             elif kind == "budget_report":
                 self._on_budget_report(message.budget_report)
+            elif kind == "link_report":
+                self._on_link_report(message.link_report)
             elif kind == "goodbye":
                 return
             elif kind == "hello":
@@ -290,8 +303,8 @@ class GatewaySession:
             # Any other kind belongs to a newer protocol. The edge also speaks this protocol, so the message may be
             # ignored.
 
-    async def _unpacked(self, packed: pb.Packed) -> pb.FromEdge:
-        """Decompresses a message of the edge's stream."""
+    async def _unpacked(self, packed: pb.Packed) -> tuple[pb.FromEdge, float]:
+        """Decompresses a message of the edge's stream. Returns as `SessionUnpacker.unpack`."""
         who = f"edge {self.edge}, incarnation {self.hello.incarnation}"
         if not self.window_log:
             raise ProtocolError(f"{who}: a packed message, which Welcome did not permit")
@@ -300,7 +313,8 @@ class GatewaySession:
         try:
             if packed.plain_bytes <= THREAD_BYTES:
                 return self._unpacker.unpack(packed)
-            return await asyncio.to_thread(self._unpacker.unpack, packed)
+            threads = self._validator.threads(packed.plain_bytes)
+            return await asyncio.get_running_loop().run_in_executor(threads, self._unpacker.unpack, packed)
         except CorruptFrame as exc:
             raise CorruptFrame(f"{who}: {exc}") from exc
 
@@ -318,9 +332,7 @@ class GatewaySession:
             )
 
     async def _on_frames(self, message: pb.Frames, shipped_share: float) -> None:
-        who, size = f"edge {self.edge}, incarnation {self.hello.incarnation}", message.ByteSize()
-        if size > self._max_frame_bytes:
-            raise ProtocolError(f"{who}: frames of {size} bytes in a message; expected at most {self._max_frame_bytes}")
+        who = f"edge {self.edge}, incarnation {self.hello.incarnation}"
         if len(message.frames) > MAX_FRAMES:
             raise ProtocolError(f"{who}: {len(message.frames)} frames in a message; expected at most {MAX_FRAMES}")
         for frame in message.frames:
@@ -334,10 +346,6 @@ class GatewaySession:
                 stream.
         """
         who = f"edge {self.edge}, incarnation {self.hello.incarnation}"
-        if message.ByteSize() > self._max_frame_bytes:
-            raise ProtocolError(
-                f"{who}: frame {message.seq} has {message.ByteSize()} bytes, at most {self._max_frame_bytes}"
-            )
         if message.seq > self._expected or message.seq >= MAX_SEQ:
             raise ProtocolError(f"{who}: frame {message.seq} came, but frame {self._expected} is expected")
         if not NAME.fullmatch(message.query) or message.query_version >= MAX_SEQ:
@@ -346,7 +354,12 @@ class GatewaySession:
             raise CorruptFrame(
                 f"{who}: frame {message.seq}: a body of {message.raw_bytes}, at most {MAX_BODY_BYTES} bytes"
             )
-        frame = replace(Frame.from_wire(message), shipped_bytes=math.ceil(shipped_share * message.ByteSize()))
+        frame = Frame.from_wire(message)
+        message.ClearField("body")
+        plain_bytes = message.ByteSize() + field_bytes(len(frame.body))
+        if plain_bytes > self._max_frame_bytes:
+            raise ProtocolError(f"{who}: frame {frame.seq} has {plain_bytes} bytes, at most {self._max_frame_bytes}")
+        frame = replace(frame, shipped_bytes=math.ceil(shipped_share * plain_bytes))
         self._expected = max(self._expected, frame.seq + 1)
         size = max(frame.raw_bytes, frame.wire_bytes)
         while (
@@ -356,6 +369,7 @@ class GatewaySession:
             self._indexed.clear()
             await self._indexed.wait()
         received_at_ms = self._now_ms()
+        self._status.heard(self.edge, received_at_ms)
         await self._group_commit.reserve(size)
         self._count_in_flight(frame, 1)
         self._frames.put(frame, received_at_ms)
@@ -364,7 +378,7 @@ class GatewaySession:
         self._metrics.delayed_seconds.inc(delay_s)
         if not self._was_delayed:
             self._was_delayed = True
-            log.warning("edge %s makes more work than gateway.work allows: its frames are delayed", self.edge)
+            log.warning("edge %s makes more work than gateway.work_per_s allows: its frames are delayed", self.edge)
 
     def _on_checked(self, frame: Frame, received_at_ms: int, checked: CheckedFrame | Exception) -> None:
         size = max(frame.raw_bytes, frame.wire_bytes)
@@ -379,20 +393,22 @@ class GatewaySession:
             self._group_commit.release(size)
             return
         stored = StoredFrame(frame.query, self.edge, self.hello.incarnation, frame.seq, checked.partials)
-        redelivered = frame.seq <= self._durable
-        received = ReceivedFrame(
-            stored,
-            checked.facts,
+        arrived = UnindexedFrame(
+            frame.query,
+            self.edge,
+            self.hello.incarnation,
+            frame.seq,
             frame.crc32c,
             frame.wire_bytes,
-            size,
             received_at_ms,
-            redelivered,
+            None,
+            size,
             checked.work,
             checked.through_ms,
-            self,
-            self.hello.state.run,
+            run=self.hello.state.run,
+            facts=checked.facts,
         )
+        received = ReceivedFrame(stored, arrived, frame.seq <= self._durable, self)
         # The partials are copies, so the body need not stay in memory until they are durable.
         sent = replace(frame, body=b"", shipped_bytes=frame.wire_bytes)
         indexed = partial(self._on_indexed, sent, received_at_ms, checked.reason, checked.message)
@@ -446,6 +462,7 @@ class GatewaySession:
         every_ms = self._heartbeat_ms()
         self._alarm_rejected(beat)
         self._status.heartbeat(self._bounded(beat), every_ms)
+        self._links.heard(self.edge, every_ms)
         requirements = self._assignment.sampling if self._assignment is not None else ()
         for sampling in self._sampling.on_heartbeat(
             beat.backlog_bytes,
@@ -466,7 +483,8 @@ class GatewaySession:
         rejected = {(s, source, reason): n for s, each in beat.rejected.items() for source, reason, n in each}
         gone = {(s, source, column) for s, each in beat.null_columns.items() for source, column in each}
         if any(n > self._rejected.get(place, 0) for place, n in rejected.items()):
-            places = _named(f"{source} ({stream}): {reason}" for stream, source, reason in sorted(rejected))
+            firsts = {place: f", first {text}" for place, text in beat.first_rejected.items()}
+            places = _named(f"{p[1]} ({p[0]}): {p[2]}{firsts.get(p, '')}" for p in sorted(rejected))
             message = f"edge {self.edge}: sources reject records, which are in no answer: {places}"
             self._status.alarm("records-rejected", message, self.edge, beat.seen_at_ms)
         if gone - self._null_columns:
@@ -511,16 +529,22 @@ class GatewaySession:
                 # The budget was sent before the edge knew the query: send it again.
                 self.outgoing.put(pb.ToEdge(budget=budget), budget.query, str(budget.query_version))
 
+    def _on_link_report(self, message: pb.LinkReport) -> None:
+        low_bytes_s, high_bytes_s, loads = read_link_report(message)
+        self._loads = {ref: taken for ref, taken in (self._loads | loads).items() if ref in self._queries}
+        self._links.stated(self.edge, low_bytes_s, high_bytes_s, self._loads)
+
     def _on_status(self, message: pb.QueryStatus) -> None:
         if not NAME.fullmatch(message.query) or message.query_version >= MAX_SEQ:
             raise ProtocolError(f"edge {self.edge}: a status of {message.query!r:.100}, which is not a query's name")
         ref = QueryRef(message.query, message.query_version)
         if ref not in self._queries:
             return  # The query was deleted, or never assigned. To store such statuses would have no limit.
+        text = message.message
+        if not self.hello.release and _UNKNOWN_KEY in text:  # 0.3.0 shows the whole value, with the rows of a table
+            text = f"the edge runs release 0.3.0, which has no `{text.partition(':')[0]}`; upgrade the edge"
         self._status.status(
-            QueryStatusRecord(
-                ref, self.edge, message.accepted, bounded_text(message.code), bounded_text(message.message, 4_000)
-            )
+            QueryStatusRecord(ref, self.edge, message.accepted, bounded_text(message.code), bounded_text(text, 4_000))
         )
 
 

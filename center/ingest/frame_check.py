@@ -20,17 +20,17 @@ from google.protobuf.message import DecodeError
 from center.ingest.validation import bounded_text
 from center.ledger.events import FRAMES, refusal
 from center.storage.frame_facts import split_body, split_message
-from edgewater.arrivals import GroupedSubstream, SubstreamStatistics
+from edgewater.arrivals import read_report
+from edgewater.base.errors import InvalidQuery, named
+from edgewater.base.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.base.timestamps import EARLIEST_MS
 from edgewater.guard.frame_work import FIELDS_PER_UNIT, MAX_FRAME_WORK, STATEMENTS_PER_UNIT, FrameWork
 from edgewater.guard.partial_check import PartialCheck
 from edgewater.model.accuracy import report_schedule
-from edgewater.model.errors import InvalidQuery, named
 from edgewater.model.query import MAX_MEASURES, QuerySpec
-from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
-from edgewater.model.timestamps import EARLIEST_MS
 from edgewater.model.windows import SlicedWindow
 from edgewater.synopses.rests import FUNCTIONS, MAX_PARTS
-from edgewater.wire import Frame, FrameBody, InputLoss, LossReason, Partial
+from edgewater.wire import Frame, FrameBody, InputLoss, LossReason, Partial, groups_of
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import loss_from_wire, parse_body
 
@@ -44,9 +44,9 @@ TOO_MANY_OPEN = (
     "its edge keeps too many windows of the query open: it has sent slices that it has not closed, or records of slices"
     " that it had closed, beyond gateway.open_windows and the windows of the query's lateness"
 )
-MAX_COUNT = 1 << 53
-MAX_SOURCE = 4_096
-_SHOWN = 500
+MAX_COUNT = 1 << 53  # format: integers that float64 has exactly
+MAX_SOURCE = 4_096  # limit: length of a name in a frame
+_SHOWN = 500  # limit: length of a message
 
 
 TooOpen = Callable[[int, list[int]], Collection[int]]
@@ -143,6 +143,9 @@ class FrameCheck:
             body, fields = parse_body(plain)
         except (DecodeError, ValueError) as exc:
             return CheckedFrame.lost(LossReason.FRAME_DAMAGED, f"the body cannot be read: {exc}"[:_SHOWN])
+        if body.HasField("report"):  # from here on, reports of all releases are in one field
+            body.arrivals.CopyFrom(body.report)
+            body.ClearField("report")
         work, checking = FrameWork.of(self._spec), _checking(body, fields)
         faults = self._take_out(body, latest_ms, work, too_open)
         reason, message = None, ""
@@ -293,14 +296,13 @@ class FrameCheck:
             return f"through_ms {arrivals.through_ms}; expected at most {latest_ms}", slices
         if len(arrivals.substreams) > MAX_STATEMENTS:
             return f"{len(arrivals.substreams)} sub-streams; expected at most {MAX_STATEMENTS}", slices
-        kind = GroupedSubstream if self._grouped else SubstreamStatistics
         slots = schedule.grid.substream_slots
-        for state in arrivals.substreams:
-            try:
-                read = kind.from_state(state, schedule.grid)
-                starts_ms, events = schedule.starts_at(read.index * slots), sum(map(int, read.counts))
-            except Exception as exc:  # as for partials
-                return named(exc), set()
+        try:
+            read = [s for each in arrivals.substreams for s in read_report(each, schedule.grid, grouped=self._grouped)]
+        except Exception as exc:  # as for partials
+            return named(exc), set()
+        for each in read:
+            starts_ms, events = schedule.starts_at(each.index * slots), sum(map(int, each.counts))
             if not EARLIEST_MS <= starts_ms <= latest_ms or events > MAX_COUNT:
                 why = f"{events} events from {starts_ms} on; expected at most {MAX_COUNT}, not after {latest_ms}"
                 return why, set()
@@ -326,6 +328,8 @@ class FrameCheck:
             if not is_usable:  # they are unknown then
                 faults.note(f"slice {each.slice_start_ms}: amounts of late records that are none")
                 each.ClearField("amounts")
+            if not groups_of(each.only):  # they may be in any group then
+                each.ClearField("only")
         losses = [x for x in body.losses if not x.HasField("from_ms") or x.from_ms <= latest_ms]
         united = reduce(InputLoss.union, map(loss_from_wire, losses[MAX_LOSSES:])) if losses[MAX_LOSSES:] else None
         for items, kept in ((body.dropped, dropped), (body.late, late), (body.losses, losses[:MAX_LOSSES])):

@@ -12,17 +12,15 @@ import contextlib
 import logging
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 from cachetools import LRUCache
 
-from center.budgets import AllocationPolicy
 from center.catalog import Catalog, SessionStart, require_declared
-from center.config import DEFAULT_OPEN_WINDOWS, StreamSection, TlsSection
+from center.config import CenterConfig, GatewaySection
 from center.edge_access import EdgeAccess
 from center.ingest import limits
 from center.ingest.assignments import AssignmentPlan
@@ -33,14 +31,14 @@ from center.ingest.edge_session import CLOCK_DIFFERS, GatewaySession, clock_diff
 from center.ingest.frame_validator import FrameValidator
 from center.ingest.group_commit import GroupCommit
 from center.ingest.hello_queue import HelloQueue
+from center.ingest.link_shares import LinkShares
 from center.ingest.metrics import GatewayMetrics
 from center.ingest.status_writer import StatusWriter
 from center.ingest.stream_rules import StreamRules
 from center.ingest.validation import Hello, permitted, read_hello
 from center.storage.frame_log import FrameLog
 from center.storage.wake import POLL_S, Channel, Topic, Waker
-from edgewater.guard.frame_work import MAX_FRAME_WORK, WORK_PER_S
-from edgewater.model.errors import (
+from edgewater.base.errors import (
     Conflict,
     EdgewaterError,
     InvalidConfig,
@@ -50,7 +48,8 @@ from edgewater.model.errors import (
     StorageError,
     Unauthenticated,
 )
-from edgewater.model.streams import EdgeId
+from edgewater.base.streams import EdgeId
+from edgewater.guard.frame_work import MAX_FRAME_WORK
 from edgewater.runtime.configuration import is_loopback
 from edgewater.runtime.tasks import Tasks
 from edgewater.runtime.token_bucket import TokenBucket
@@ -67,16 +66,16 @@ STATUS_OF_CODE = {
     "limit-exceeded": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "storage": grpc.StatusCode.UNAVAILABLE,
 }
-"""The gRPC status of each error of `edgewater.model.errors`. The code of the error is sent as trailing metadata."""
+"""The gRPC status of each error of `edgewater.base.errors`. The code of the error is sent as trailing metadata."""
 
-STOP_GRACE_S = 2.0
-ASSIGNED_AT_ONCE = 200
+STOP_GRACE_S = 2.0  # limit: time of a stop
+ASSIGNED_AT_ONCE = 200  # limit: time of a turn of the event loop
 """Sessions that get their assignments in one turn of the event loop."""
-HEARTBEATS_PER_S = 500
+HEARTBEATS_PER_S = 500  # limit: work of a gateway at rest
 """Heartbeats per second of all sessions. With more sessions, the gateway asks for longer intervals."""
-SLOWEST_HEARTBEAT_MS = 20_000
+SLOWEST_HEARTBEAT_MS = 20_000  # format: of sessions
 """The longest interval of heartbeats that an edge accepts."""
-_ENVELOPE_BYTES = 64 << 10
+_ENVELOPE_BYTES = 64 << 10  # limit: size of a message besides its frame
 MAX_AHEAD_BYTES = 16 << 20
 """Limit of the bytes of one edge that have arrived and that the gateway has not read. They are in the memory of
 gRPC.
@@ -85,54 +84,28 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class GatewayConfig:
-    """Limits and credentials of a gateway.
+class GatewayBounds:
+    """Limits of a gateway that no configuration sets.
 
     Attributes:
-        tokens, tokens_file: by edge, the credential that it must present and the streams that it may serve. Without
-            entries and without client certificates any edge may connect, which is allowed on loopback only.
-        max_frame_bytes: the largest accepted frame, by the size of its message.
-        credit_bytes: bytes of frames that an edge may have in flight.
-        compression_bytes: memory of all sessions to decompress the streams of edges. If there is no memory left, an
-            edge compresses each frame separately.
-        open_windows: windows of a query that an edge may keep open, in addition to the windows of the query's lateness.
-        work_per_s: units of work (`edgewater.guard.frame_work`) that the frames of an edge may make per second, at this
-            gateway. Frames beyond it are delayed.
         max_pending_bytes: bytes of frames not yet committed, over all sessions.
         max_sessions: how many edges may be connected at the same time. As many calls may wait for their Hello.
         poll_ms: least time between two reads of the catalog. It is read when it has changed, and each `POLL_S`.
         reload_ms: interval of checking the files of credentials. A revoked credential ends its session within this
             time.
-        heartbeat_ms: least time between two writes of `StatusWriter`.
-        edge_heartbeat_ms: interval at which edges have to send heartbeats. It is longer if there are many edges.
+        write_ms: least time between two writes of `StatusWriter`.
         retry_ms, retry_max_ms: delay before the first new attempt of a failed commit, and the longest delay.
         hello_timeout_ms: a call without a Hello, and a connection without a call, is ended after this time.
-        streams: which columns and clocks of streams are accepted. Without credentials, edges set the clocks of streams
-            without a `replay`.
-        allocation: when error budgets are reallocated.
-        wakes: how the gateway wakes drivers, and is woken when the catalog changes; None: by polls only.
     """
 
-    tokens: Mapping[str, EdgeAccess] = field(default_factory=dict)
-    tokens_file: Path | None = None
-    tls: TlsSection | None = None
-    max_frame_bytes: int = 4 << 20
-    credit_bytes: int = 4 << 20
-    compression_bytes: int = 256 << 20
-    work_per_s: int = WORK_PER_S
-    open_windows: int = DEFAULT_OPEN_WINDOWS
     max_pending_bytes: int = 256 << 20
     max_sessions: int = 20_000
     poll_ms: int = 200
     reload_ms: int = 1_000
-    heartbeat_ms: int = 1_000
-    edge_heartbeat_ms: int = 5_000
+    write_ms: int = 1_000
     retry_ms: int = 100
     retry_max_ms: int = 2_000
     hello_timeout_ms: int = 10_000
-    streams: Mapping[str, StreamSection] = field(default_factory=dict)
-    allocation: AllocationPolicy = field(default_factory=AllocationPolicy)
-    wakes: Channel | None = None
 
 
 class Gateway:
@@ -141,15 +114,24 @@ class Gateway:
     Args:
         catalog, log: the destination of frames. Only the gateway appends to this `log` object.
         now_ms: wall clock, ms since the epoch.
+        wakes: how the gateway wakes drivers, and is woken when the catalog changes; None: by polls only.
 
     Attributes:
         tasks: the gateway's tasks. The process sets how it ends if one of them fails.
     """
 
-    def __init__(self, catalog: Catalog, log: FrameLog, config: GatewayConfig, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        log: FrameLog,
+        config: CenterConfig,
+        now_ms: Callable[[], int],
+        wakes: Channel | None = None,
+        bounds: GatewayBounds = GatewayBounds(),
+    ) -> None:
         self._catalog = catalog
         self._log = log
-        self._config = config
+        self._section, self._bounds, self._wakes = config.gateway, bounds, wakes
         self._now_ms = now_ms
         self._credentials = CredentialFiles(config.tokens, config.tokens_file, config.tls)
         self._sessions: dict[EdgeId, GatewaySession] = {}
@@ -158,8 +140,8 @@ class Gateway:
         self._opening: set[EdgeId] = set()
         self._awaiting_hello: Counter[frozenset[EdgeId] | None] = Counter()
         self._refusals = limits.FixedWindow(now_ms)
-        self._hellos: LRUCache[EdgeId, limits.FixedWindow] = LRUCache(config.max_sessions)
-        self._shares: LRUCache[EdgeId, TokenBucket] = LRUCache(config.max_sessions)
+        self._hellos: LRUCache[EdgeId, limits.FixedWindow] = LRUCache(bounds.max_sessions)
+        self._shares: LRUCache[EdgeId, TokenBucket] = LRUCache(bounds.max_sessions)
         self._plan = AssignmentPlan(-1, ())
         self._unsent = False
         self._wanted = asyncio.Event()
@@ -168,24 +150,25 @@ class Gateway:
         self.metrics = GatewayMetrics()
         self.tasks = Tasks()
         self.metrics.registry.register(self.tasks.failures)
-        self._decompression = limits.DecompressionMemory(config.compression_bytes, self.metrics)
+        self._decompression = limits.DecompressionMemory(config.gateway.compression_bytes, self.metrics)
         # The address does not decide: a gateway on loopback may be behind a proxy that other machines can reach.
         self._stream_rules = StreamRules(config.streams, edges_set_clocks=not self._credentials.authenticates)
-        self._validator = FrameValidator(self._stream_rules, self._read_plan, config.open_windows)
-        self._status = StatusWriter(catalog, self.metrics, config.heartbeat_ms / 1000, now_ms)
+        self._validator = FrameValidator(self._stream_rules, self._read_plan, config.gateway.open_windows)
+        self._status = StatusWriter(catalog, self.metrics, bounds.write_ms / 1000, now_ms)
         self._hello_queue = HelloQueue(catalog, self._refresh, self.metrics)
-        self._budget_sync = BudgetSync(catalog, self._status, now_ms, config.allocation, self._wanted.set)
-        self._waker = Waker(config.wakes, Topic.FRAMES)
+        self._budget_sync = BudgetSync(catalog, self._status, now_ms, self._wanted.set)
+        self._links = LinkShares(catalog, now_ms, self._share_link)
+        self._waker = Waker(wakes, Topic.FRAMES)
         self._group_commit = GroupCommit(
             catalog,
             log,
             self.metrics,
-            max_pending_bytes=config.max_pending_bytes,
+            max_pending_bytes=bounds.max_pending_bytes,
             read_plan=self._read_plan,
             waker=self._waker,
             on_stall=self._on_stall,
-            retry_ms=config.retry_ms,
-            retry_max_ms=config.retry_max_ms,
+            retry_ms=bounds.retry_ms,
+            retry_max_ms=bounds.retry_max_ms,
         )
 
     async def start(self, address: str) -> int:
@@ -205,7 +188,7 @@ class Gateway:
         await self._refresh()
         await asyncio.to_thread(self._sweep)
         await asyncio.to_thread(self._catalog.edges.forget_gateways)
-        self._server = grpc.aio.server(options=_server_options(self._config))
+        self._server = grpc.aio.server(options=_server_options(self._section, self._bounds))
         add_servicer: Any = uplink_pb2_grpc.add_UplinkServicer_to_server  # generated, untyped
         add_servicer(_Servicer(self), self._server)
         try:
@@ -216,6 +199,7 @@ class Gateway:
         self.tasks.start("status-writer", self._status.run())
         self.tasks.start("hellos", self._hello_queue.run())
         self.tasks.start("poll", self._poll())
+        self.tasks.start("links", self._links.run())
         self.tasks.start("credentials", self._watch_credentials())
         await self._server.start()
         return port
@@ -300,6 +284,7 @@ class Gateway:
             session = await self._open(hello, presented, access)
             self._replace(session)
         self._status.session_began(session.edge, self._now_ms())
+        self._links.division.begin(session.edge, session.hello.link)
         self.metrics.sessions.inc()
         session.window_log = self._decompression.take()
         try:
@@ -314,12 +299,13 @@ class Gateway:
             self._decompression.release(session.window_log)
             if self._sessions.get(session.edge) is session:
                 del self._sessions[session.edge]
+                self._links.division.end(session.edge)
                 self._status.session_ended(session.edge, session.name, self._now_ms())
 
     @contextlib.contextmanager
     def _awaiting(self, identity: frozenset[EdgeId] | None) -> Iterator[None]:
         """Counts a call until its Hello, over all calls and over the calls of one identity."""
-        if self._awaiting_hello.total() >= self._config.max_sessions:
+        if self._awaiting_hello.total() >= self._bounds.max_sessions:
             self.metrics.limited.labels("awaiting-hello").inc()
             count = self._awaiting_hello.total()
             raise StorageError(f"{count} calls have not sent a Hello yet, which is this gateway's limit")
@@ -341,7 +327,7 @@ class Gateway:
             yield
             return
         count = len(self._sessions) + len(self._opening)
-        if count >= self._config.max_sessions:
+        if count >= self._bounds.max_sessions:
             self.metrics.limited.labels("sessions").inc()
             raise StorageError(f"{count} edges are connected, which is this gateway's limit")
         self._opening.add(edge)
@@ -352,11 +338,11 @@ class Gateway:
 
     async def _receive_hello(self, requests: AsyncIterator[pb.FromEdge]) -> Hello:
         try:
-            async with asyncio.timeout(self._config.hello_timeout_ms / 1000):
+            async with asyncio.timeout(self._bounds.hello_timeout_ms / 1000):
                 first = await anext(requests, None)
         except TimeoutError as exc:
             self.metrics.limited.labels("hello-timeout").inc()
-            raise ProtocolError(f"no Hello within {self._config.hello_timeout_ms} ms") from exc
+            raise ProtocolError(f"no Hello within {self._bounds.hello_timeout_ms} ms") from exc
         if first is None or first.WhichOneof("message") != "hello":
             received = first.WhichOneof("message") if first is not None else "the end of the stream"
             raise ProtocolError(f"the first message was {received}, expected hello")
@@ -400,23 +386,24 @@ class Gateway:
             metrics=self.metrics,
             budget_sync=self._budget_sync,
             stream_rules=self._stream_rules,
+            links=self._links.division,
             share=self._share(hello.edge),
             heartbeat_ms=self._heartbeat_ms,
             now_ms=self._now_ms,
-            max_frame_bytes=self._config.max_frame_bytes,
-            credit_bytes=self._config.credit_bytes,
+            max_frame_bytes=self._section.max_frame_bytes,
+            credit_bytes=self._section.credit_bytes,
         )
 
     def _share(self, edge: EdgeId) -> TokenBucket:
         """Returns the edge's share of the center's work. It stays the same over the edge's sessions. At the beginning,
         the work of a second, or of one frame, is free."""
-        rate, now_s = self._config.work_per_s, asyncio.get_running_loop().time()
+        rate, now_s = self._section.work_per_s, asyncio.get_running_loop().time()
         return self._shares.setdefault(edge, TokenBucket(rate, now_s, max(rate, MAX_FRAME_WORK)))
 
     def _heartbeat_ms(self) -> int:
         """The interval of heartbeats that this gateway asks its edges for."""
         by_load_ms = len(self._sessions) * 1000 // HEARTBEATS_PER_S
-        return min(max(self._config.edge_heartbeat_ms, by_load_ms), SLOWEST_HEARTBEAT_MS)
+        return min(max(self._section.heartbeat_ms, by_load_ms), SLOWEST_HEARTBEAT_MS)
 
     def _replace(self, session: GatewaySession) -> None:
         """Replaces an older session of the edge, which a broken link has left behind."""
@@ -439,8 +426,8 @@ class Gateway:
                 protocol=session.hello.protocol,
                 any_acked=acked is not None,
                 acked_through=acked or 0,
-                max_frame_bytes=self._config.max_frame_bytes,
-                credit_bytes=self._config.credit_bytes,
+                max_frame_bytes=self._section.max_frame_bytes,
+                credit_bytes=self._section.credit_bytes,
                 received_at_ms=self._now_ms(),
                 window_log=session.window_log,
             )
@@ -454,7 +441,7 @@ class Gateway:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(self._wanted.set)
 
-        wakes, least_s = self._config.wakes, self._config.poll_ms / 1000
+        wakes, least_s = self._wakes, self._bounds.poll_ms / 1000
         with contextlib.nullcontext() if wakes is None else wakes.listen(Topic.CATALOG, woken, self.tasks):
             while True:
                 await asyncio.sleep(least_s)
@@ -477,7 +464,7 @@ class Gateway:
         if self._credentials.problem is None:
             self._status.end_alarm("credentials-unusable", EdgeId(""))
         while True:
-            await asyncio.sleep(self._config.reload_ms / 1000)
+            await asyncio.sleep(self._bounds.reload_ms / 1000)
             authorities = self._credentials.loaded.authorities
             changed = await asyncio.to_thread(self._credentials.refresh)
             problem = self._credentials.problem
@@ -553,7 +540,7 @@ class Gateway:
             return current
         catalog = self._catalog
         edges, declared = catalog.edges.all(current.edges), catalog.streams.declared()
-        return AssignmentPlan.of(version, catalog.queries.all(), edges, declared, current)
+        return AssignmentPlan.of(version, catalog.tables.with_rows(catalog.queries.all()), edges, declared, current)
 
     def _sweep(self) -> None:
         """Removes segments that retention does not know: segments after a crash, and segments of deleted queries that
@@ -576,13 +563,17 @@ class Gateway:
             log.warning("a segment without frames is not removed: %s", exc)
             return {""}
 
+    def _share_link(self, edge: EdgeId, bytes_s: float) -> None:
+        if (session := self._sessions.get(edge)) is not None:
+            session.outgoing.put(pb.ToEdge(link_share=pb.LinkShare(bytes_s=round(bytes_s))))
+
     def _on_stall(self) -> None:
         for session in self._sessions.values():
             session.outgoing.put(self._throttle())
 
     def _throttle(self) -> pb.ToEdge:
         """Returns the message that makes edges pause while no frame can be made durable; 0 ms ends the pause."""
-        wait_ms = self._config.retry_max_ms if self._group_commit.stalled is not None else 0
+        wait_ms = self._bounds.retry_max_ms if self._group_commit.stalled is not None else 0
         return pb.ToEdge(throttle=pb.Throttle(retry_after_ms=wait_ms))
 
 
@@ -594,19 +585,19 @@ class _Servicer:
         await self._gateway.serve(request_iterator, context)
 
 
-def _server_options(config: GatewayConfig) -> list[tuple[str, int]]:
+def _server_options(section: GatewaySection, bounds: GatewayBounds) -> list[tuple[str, int]]:
     return [
-        ("grpc.max_receive_message_length", config.max_frame_bytes + _ENVELOPE_BYTES),
+        ("grpc.max_receive_message_length", section.max_frame_bytes + _ENVELOPE_BYTES),
         # gRPC closes connections without an HTTP/2 preface or without a call, and connections beyond the number.
-        ("grpc.server_handshake_timeout_ms", config.hello_timeout_ms),
-        ("grpc.max_connection_idle_ms", config.hello_timeout_ms),
-        ("grpc.max_allowed_incoming_connections", 2 * config.max_sessions + limits.SPARE_CONNECTIONS),
+        ("grpc.server_handshake_timeout_ms", bounds.hello_timeout_ms),
+        ("grpc.max_connection_idle_ms", bounds.hello_timeout_ms),
+        ("grpc.max_allowed_incoming_connections", 2 * bounds.max_sessions + limits.SPARE_CONNECTIONS),
         ("grpc.max_concurrent_streams", limits.STREAMS_PER_CONNECTION),
         # If more than 1,000 calls wait for this process, gRPC cancels some, and it cancels all beyond 3,000. Their
         # edges would connect again at random. The queue of Hellos gives each edge a time instead. Each edge makes one
         # call.
-        ("grpc.server.max_pending_requests", 2 * config.max_sessions),
-        ("grpc.server.max_pending_requests_hard_limit", 2 * config.max_sessions + limits.SPARE_CONNECTIONS),
+        ("grpc.server.max_pending_requests", 2 * bounds.max_sessions),
+        ("grpc.server.max_pending_requests_hard_limit", 2 * bounds.max_sessions + limits.SPARE_CONNECTIONS),
         # With SO_REUSEPORT, two gateways could share one port, each with some edges, and nobody would notice.
         ("grpc.so_reuseport", 0),
         # This only closes connections of machines that no longer exist; heartbeats detect a silent edge. A gateway or
@@ -620,5 +611,5 @@ def _server_options(config: GatewayConfig) -> list[tuple[str, int]]:
         # To choose its window, gRPC would measure a connection's delay, with a ping for nearly each message of an edge
         # that sends few messages. An edge has at most its credit in flight, so no measurement is needed.
         ("grpc.http2.bdp_probe", 0),
-        ("grpc.http2.lookahead_bytes", min(config.credit_bytes, MAX_AHEAD_BYTES)),
+        ("grpc.http2.lookahead_bytes", min(section.credit_bytes, MAX_AHEAD_BYTES)),
     ]

@@ -4,21 +4,25 @@ A query lags if the job cannot apply its frames. Frames of lagging queries get a
 with its last frame, so otherwise the frames of one query would keep the frames of all other queries on disk.
 
 While one batch is written, the next batch collects frames, for at least `COMMIT_EVERY_S`. So the batch grows with the
-load, and its frames share the cost of a commit. A frame after a pause is written at once. A batch has frames of all
-edges in turn, so that no edge waits for the large frames of another. If the disk or the catalog
-refuses a batch, the gateway tries it again until it succeeds. Until then no frame is acknowledged, and the gateway
-stops reading at its limits of pending bytes.
+load, and its frames share the cost of a commit. A frame after a pause is written at once. Large frames have commits of
+their own, so that no small frame waits until they are on disk, and the last part of the pending bytes is for small
+frames. Within a lane, pending edges share the commits by bytes (self-clocked fair queueing: Golestani, INFOCOM 1994).
+If the disk or the catalog refuses a batch, the gateway tries it again until it succeeds. Until then no frame of the
+lane is acknowledged, and the gateway stops reading at its limits of pending bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from heapq import heappop, heappush
 from weakref import WeakSet
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
@@ -28,17 +32,20 @@ from center.ingest.assignments import AssignmentPlan, FrameAdmission
 from center.ingest.metrics import GatewayMetrics
 from center.storage.frame_log import FrameLocation, FrameLog, StoredFrame
 from center.storage.wake import Waker
-from edgewater.model.errors import StorageError
-from edgewater.model.streams import EdgeId
+from edgewater.base.errors import StorageError
+from edgewater.base.streams import EdgeId
 from edgewater.wire import QueryRef
 
 MAX_BATCH_BYTES = 8 << 20
-"""The bytes that an edge waits for at most twice: for the running commit, and for its own."""
-COMMIT_EVERY_S = 0.025
+LARGE_BYTES = 256 << 10  # limit: hundreds of such frames make a commit of small frames a large one.
+"""A larger frame is committed apart from small ones."""
+SMALL_SHARE = 8  # limit: 32 MiB are thousands of small frames.
+"""Large frames wait when all but one of so many parts of the pending bytes are used."""
+COMMIT_EVERY_S = 0.025  # limit: commits per second
 """The least time between the starts of two commits (`docs/decisions/0001-frame-log.md`)."""
-LAG_MS = 60_000
+LAG_MS = 60_000  # limit: how late a lag is stated
 """A query lags while the index has a frame of it that arrived longer ago than this."""
-LAG_EVERY_MS = 10_000
+LAG_EVERY_MS = 10_000  # limit: reads of the index
 """The lagging queries are read again after this time."""
 log = logging.getLogger(__name__)
 
@@ -49,30 +56,56 @@ class ReceivedFrame:
 
     Attributes:
         stored: the frame's identity, and its partials that were not refused.
-        facts, work, through_ms: as in `CheckedFrame`.
-        crc32c: checksum of the body as it was delivered.
-        size: bytes that the frame counts against the limit of pending frames.
+        arrived: the frame for the index, without a location. Its `plain_bytes` count against the limit of pending
+            frames.
         redelivered: the center has acknowledged this seq before, so the frame need not be written again.
-        run: as in `UnindexedFrame`.
         session: the session of the frame. After a frame that is not acknowledged, later frames of the session are not
             acknowledged either.
     """
 
     stored: StoredFrame
-    facts: bytes
-    crc32c: int
-    wire_bytes: int
-    size: int
-    received_at_ms: int
+    arrived: UnindexedFrame
     redelivered: bool
-    work: int
-    through_ms: int
     session: object
-    run: int = 0
+
+    @property
+    def size(self) -> int:
+        return self.arrived.plain_bytes
 
 
 OnOutcome = Callable[[IndexOutcome | Exception], None]
 _Submitted = tuple[ReceivedFrame, OnOutcome]
+
+
+class _Lane:
+    """The commits of small frames, or of large ones.
+
+    Attributes:
+        stalled: why its frames cannot be made durable now; None: they can.
+    """
+
+    def __init__(self, name: str) -> None:
+        # Of each edge whose next frame is of this lane, the virtual time in bytes at which the frame ends: its size
+        # after the edge's last frame, or after now. The earliest is next; the number decides between equal ones.
+        self._turns: list[tuple[int, int, EdgeId]] = []
+        self._now_bytes, self._number = 0, itertools.count()
+        # Not a thread of the loop's own: others may use all of them.
+        self.thread = ThreadPoolExecutor(1, f"group-commit-{name}")
+        self.arrived = asyncio.Event()
+        self.stalled: str | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._turns)
+
+    def queue(self, edge: EdgeId, size: int) -> None:
+        """Queues an edge, whose next frame has this size."""
+        heappush(self._turns, (self._now_bytes + size, next(self._number), edge))
+        self.arrived.set()
+
+    def next_edge(self) -> EdgeId:
+        """Takes the edge whose turn it is."""
+        self._now_bytes, _, edge = heappop(self._turns)
+        return edge
 
 
 class GroupCommit:
@@ -87,7 +120,6 @@ class GroupCommit:
 
     Attributes:
         plan: decides which frames are written. The gateway sets it when the catalog changes.
-        stalled: why no frame can be made durable now; None: frames can be made durable.
     """
 
     def __init__(
@@ -110,23 +142,29 @@ class GroupCommit:
         self._read_plan, self._waker = read_plan, waker
         self._on_stall = on_stall
         self._wait = wait_exponential(multiplier=retry_ms / 1000, max=retry_max_ms / 1000)
+        self._small, self._large = _Lane("small"), _Lane("large")
         self._pending: dict[EdgeId, deque[_Submitted]] = {}
+        self._committing: dict[EdgeId, _Lane] = {}
         self._pending_bytes = 0
         self._stopped: WeakSet[object] = WeakSet()
-        # Not a thread of the loop's own: sessions that decompress large frames may use all of them.
-        self._thread = ThreadPoolExecutor(1, "group-commit")
-        self._arrived = asyncio.Event()
         self._room = asyncio.Event()
         self._closing = False
         self._lagging: frozenset[QueryRef] = frozenset()
         self._lag_read_at_ms: int | None = None
         self.plan = AssignmentPlan(-1, ())
-        self.stalled: str | None = None
+
+    @property
+    def stalled(self) -> str | None:
+        """Why frames cannot be made durable now; None: they can."""
+        return self._small.stalled or self._large.stalled
 
     async def reserve(self, size: int) -> None:
         """Counts a frame as pending before it is decompressed. Blocks while too many frames are pending. Call `submit`
         or `release` then."""
-        while self._pending_bytes >= self._max_pending_bytes:
+        limit_bytes = self._max_pending_bytes
+        if size > LARGE_BYTES:
+            limit_bytes -= limit_bytes // SMALL_SHARE
+        while self._pending_bytes >= limit_bytes:
             self._room.clear()
             await self._room.wait()
         self._count(size)
@@ -138,33 +176,53 @@ class GroupCommit:
     def submit(self, received: ReceivedFrame, on_outcome: OnOutcome) -> None:
         """Queues a frame for which `reserve` was called. `on_outcome` is called once, in the order of the
         edge's frames."""
-        self._pending.setdefault(received.stored.edge, deque()).append((received, on_outcome))
-        self._metrics.bytes.inc(received.wire_bytes)
-        self._arrived.set()
+        edge = received.stored.edge
+        self._metrics.bytes.inc(received.arrived.wire_bytes)
+        if edge in self._pending:
+            self._pending[edge].append((received, on_outcome))
+            return
+        self._pending[edge] = deque([(received, on_outcome)])
+        self._queue(edge)
+
+    def _queue(self, edge: EdgeId) -> None:
+        """Queues an edge for its next frame, unless a commit of the other lane has frames of it: then after that."""
+        lane = self._lane_of(edge)
+        if self._committing.get(edge, lane) is lane:
+            lane.queue(edge, self._pending[edge][0][0].size)
+
+    def _lane_of(self, edge: EdgeId) -> _Lane:
+        return self._large if self._pending[edge][0][0].size > LARGE_BYTES else self._small
 
     async def run(self) -> None:
-        """Commits until `close` was called and the queue is empty."""
+        """Commits until `close` was called and all frames are committed."""
+        await asyncio.gather(self._run(self._small), self._run(self._large))
+
+    async def _run(self, lane: _Lane) -> None:
         loop = asyncio.get_running_loop()
         next_s = loop.time()
         while True:
-            while not self._pending:
-                if self._closing:
-                    self._thread.shutdown(wait=False)
+            while not lane:
+                if self._closing and not self._pending:
+                    lane.thread.shutdown(wait=False)
+                    self._wake()  # the other lane may wait for the last frame
                     return
-                self._arrived.clear()
-                await self._arrived.wait()
+                lane.arrived.clear()
+                await lane.arrived.wait()
             if (wait_s := next_s - loop.time()) > 0 and not self._closing:
                 await asyncio.sleep(wait_s)
-            next_s = loop.time() + COMMIT_EVERY_S
-            batch = self._take()
+            began_s = loop.time()
+            next_s = began_s + COMMIT_EVERY_S
+            batch = self._take(lane)
             if not batch:
                 continue
             outcomes: Sequence[IndexOutcome] | Exception
             try:
-                outcomes = await self._commit([received for received, _ in batch])
+                outcomes = await self._commit(lane, [received for received, _ in batch])
             except Exception as exc:  # A bug must end these sessions, not stop the acknowledgements of all others.
                 log.exception("a group commit of %d frames failed", len(batch))
                 outcomes = exc
+            if lane is self._large:  # meanwhile, the disk is free for small frames
+                next_s = max(next_s, loop.time() + loop.time() - began_s)
             self._resolve(batch, outcomes)
             self._count(-sum(received.size for received, _ in batch))
 
@@ -174,11 +232,19 @@ class GroupCommit:
             if isinstance(outcome, Exception) or not outcome.acknowledged:
                 self._stopped.add(received.session)
             _call(on_outcome, outcome)
+        for edge in {received.stored.edge for received, _ in batch}:
+            lane = self._committing.pop(edge)
+            if edge in self._pending and self._lane_of(edge) is not lane:
+                self._queue(edge)
 
     def close(self) -> None:
         """Makes `run` return once all pending frames are committed."""
         self._closing = True
-        self._arrived.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        for lane in (self._small, self._large):
+            lane.arrived.set()
 
     def _count(self, size: int) -> None:
         self._pending_bytes += size
@@ -186,39 +252,43 @@ class GroupCommit:
             self._room.set()
         self._metrics.pending.set(self._pending_bytes)
 
-    def _take(self) -> list[_Submitted]:
-        """Returns the next batch, a frame of each edge in turn. Frames of stopped sessions are not acknowledged."""
+    def _take(self, lane: _Lane) -> list[_Submitted]:
+        """Returns the next batch of a lane. Frames of stopped sessions are not acknowledged."""
         batch: list[_Submitted] = []
         size = 0
-        while self._pending and size < MAX_BATCH_BYTES:
-            edge = next(iter(self._pending))
-            waiting = self._pending.pop(edge)
+        while lane and size < MAX_BATCH_BYTES:
+            edge = lane.next_edge()
+            waiting = self._pending[edge]
             received, on_outcome = waiting.popleft()
-            if waiting:
-                self._pending[edge] = waiting  # last in turn
             if received.session in self._stopped:
                 self._count(-received.size)
                 _call(on_outcome, IndexOutcome.OUT_OF_SEQUENCE)
-                continue
-            batch.append((received, on_outcome))
-            size += received.size
+            else:
+                self._committing[edge] = lane
+                batch.append((received, on_outcome))
+                size += received.size
+            if waiting:
+                self._queue(edge)
+            else:
+                del self._pending[edge]
         return batch
 
-    async def _commit(self, batch: Sequence[ReceivedFrame]) -> list[IndexOutcome]:
+    async def _commit(self, lane: _Lane, batch: Sequence[ReceivedFrame]) -> list[IndexOutcome]:
         began = time.perf_counter()
         written: tuple[list[FrameLocation | None], list[bool]] | None = None
         outcomes: list[IndexOutcome] = []
         retryable = retry_if_exception_type((OSError, StorageError))
-        async for attempt in AsyncRetrying(wait=self._wait, retry=retryable, before_sleep=self._stall):
+        stall = partial(self._stall, lane)
+        async for attempt in AsyncRetrying(wait=self._wait, retry=retryable, before_sleep=stall):
             with attempt:
                 # The locations are kept over attempts: while the database refuses, the disk must not fill with copies.
                 loop = asyncio.get_running_loop()
                 if written is None:
-                    written = await loop.run_in_executor(self._thread, self._write, batch)
-                outcomes = await loop.run_in_executor(self._thread, self._index, batch, *written)
-        if self.stalled is not None:
-            self.stalled = None
-            self._metrics.stalled.set(0)
+                    written = await loop.run_in_executor(lane.thread, self._write, batch)
+                outcomes = await loop.run_in_executor(lane.thread, self._index, batch, *written)
+        if lane.stalled is not None:
+            lane.stalled = None
+            self._metrics.stalled.set(self.stalled is not None)
             self._on_stall()
         self._metrics.commits.inc()
         self._metrics.commit_seconds.observe(time.perf_counter() - began)
@@ -246,7 +316,7 @@ class GroupCommit:
 
     def _append(self, batch: Sequence[ReceivedFrame], kept: Sequence[int]) -> dict[int, FrameLocation]:
         """Writes the frames with these indices durably. Returns their locations. Raises OSError, StorageError."""
-        now_ms = batch[-1].received_at_ms
+        now_ms = batch[-1].arrived.received_at_ms
         if self._lag_read_at_ms is None or abs(now_ms - self._lag_read_at_ms) >= LAG_EVERY_MS:
             self._lagging = self._catalog.frames.lagging_queries(now_ms - LAG_MS)
             self._lag_read_at_ms = now_ms
@@ -265,37 +335,18 @@ class GroupCommit:
     def _index(
         self, batch: Sequence[ReceivedFrame], located: Sequence[FrameLocation | None], refused: Sequence[bool]
     ) -> list[IndexOutcome]:
-        outcomes = self._catalog.frames.index(
-            [
-                UnindexedFrame(
-                    query=a.stored.query,
-                    edge=a.stored.edge,
-                    incarnation=a.stored.incarnation,
-                    seq=a.stored.seq,
-                    crc32c=a.crc32c,
-                    wire_bytes=a.wire_bytes,
-                    received_at_ms=a.received_at_ms,
-                    location=location,
-                    plain_bytes=a.size,
-                    work=a.work,
-                    through_ms=a.through_ms,
-                    refused=is_refused,
-                    run=a.run,
-                    facts=a.facts,
-                )
-                for a, location, is_refused in zip(batch, located, refused, strict=True)
-            ]
-        )
+        frames = zip(batch, located, refused, strict=True)
+        outcomes = self._catalog.frames.index([replace(a.arrived, location=at, refused=no) for a, at, no in frames])
         self._waker.wake()
         return outcomes
 
-    def _stall(self, state: RetryCallState) -> None:
+    def _stall(self, lane: _Lane, state: RetryCallState) -> None:
         exc = state.outcome.exception() if state.outcome else None
         self._metrics.commit_failures.inc()
         self._metrics.stalled.set(1)
         if self.stalled is None:
             log.error("frames cannot be made durable and are not acknowledged until they can: %s", exc)
-        self.stalled = str(exc)
+        lane.stalled = str(exc)
         self._on_stall()
 
 

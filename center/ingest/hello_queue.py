@@ -14,14 +14,14 @@ from collections.abc import Awaitable, Callable
 from center.catalog import Catalog, SessionStart
 from center.ingest import limits
 from center.ingest.metrics import GatewayMetrics
-from edgewater.model.errors import EdgewaterError
-from edgewater.model.streams import EdgeId
+from edgewater.base.errors import EdgewaterError
+from edgewater.base.streams import EdgeId
 
-HELLOS_AT_ONCE = 128
+HELLOS_AT_ONCE = 128  # limit: time of a transaction
 """Maximum number of Hellos of one transaction. Each takes 100 µs of CPU."""
 MAX_WAIT_S = 2.0
 """How long a Hello waits for its turn. An edge gives a session up after 5 s without a message."""
-LATEST_RETRY_S = 60.0
+LATEST_RETRY_S = 60.0  # limit: how long a refused edge waits
 _FIRST_RATE = 200.0
 _SMOOTHING = 0.3
 
@@ -45,9 +45,10 @@ class HelloQueue:
         self._next_free_s = 0.0
 
     async def begin(self, start: SessionStart) -> int | None:
-        """Waits for its turn, then calls `Catalog.edges.begin_session` and returns its result.
+        """Waits for its turn, begins a session (`Edges.begin_sessions`), and returns the result for this start.
 
         Raises:
+            EdgewaterError: the result is an error.
             TryLater: too many Hellos wait.
         """
         loop = asyncio.get_running_loop()

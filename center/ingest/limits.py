@@ -5,33 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from center.ingest.metrics import GatewayMetrics
-from edgewater.model.errors import LimitExceeded
+from edgewater.base.errors import LimitExceeded
 from edgewater.wire.session_stream import LEAST_WINDOW_LOG, MOST_WINDOW_LOG, unpacker_bytes
 
-HELLO_BYTES = 1 << 20
-CONTROL_BYTES = 128 << 10
+HELLO_BYTES = 1 << 20  # limit: memory of a session that begins
+CONTROL_BYTES = 128 << 10  # limit: memory of a message
 """Maximum size of a message that is neither a Hello nor a frame."""
-WINDOW_MS = 10_000
-MESSAGES = 1_000
+WINDOW_MS = 10_000  # limit: bursts of messages
+MESSAGES = 1_000  # limit: work that one edge can cause
 """Maximum number of messages of a session without frames, per `WINDOW_MS`. An edge sends about one heartbeat a
 second.
 """
-MESSAGES_PER_QUERY = 20
+MESSAGES_PER_QUERY = 20  # limit: work that one edge can cause
 """Further messages that are allowed for each assigned query, for statuses and budget reports."""
-LOGGED_REFUSALS = 200
+LOGGED_REFUSALS = 200  # limit: size of the log
 """Maximum number of lines of the log about refused and ended sessions, per `WINDOW_MS`. Metrics count all of them."""
-HELLOS = 400
+HELLOS = 400  # limit: work that one edge can cause
 """Maximum number of sessions of one edge that begin per `WINDOW_MS`. Each is a transaction of the catalog."""
-CALLS_AWAITING_HELLO = 8
+CALLS_AWAITING_HELLO = 8  # limit: memory of calls without a Hello
 """Maximum number of calls of one identity that have not sent a Hello."""
-SPARE_CONNECTIONS = 16
+SPARE_CONNECTIONS = 16  # limit: open connections
 """Connections in addition to twice the number of sessions. An edge may connect again before its old connection is
 closed."""
-STREAMS_PER_CONNECTION = 16
+STREAMS_PER_CONNECTION = 16  # limit: calls of one connection
 """Maximum number of calls on one connection. An edge makes one call."""
 
 
-SESSIONS_SHARE = 64
+SESSIONS_SHARE = 64  # limit: memory of one session
 """A new session gets at most 1/64 of the memory that is left for decompression, because later sessions need memory,
 too."""
 

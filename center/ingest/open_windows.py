@@ -12,8 +12,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
+from edgewater.base.streams import MIN_TIME_MS
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import MIN_TIME_MS
 from edgewater.model.windows import SlicedWindow, SlidingWindow
 
 MAX_STEPS = 1_024

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 
-from edgewater.model.errors import InvalidConfig, Unauthenticated
+from edgewater.base.errors import InvalidConfig, Unauthenticated
 
 _BEGIN = b"-----BEGIN X509 CRL-----"
 
@@ -52,7 +53,8 @@ class RevocationLists:
 
 
 def _has_signed(issuer: x509.Certificate, crl: x509.CertificateRevocationList) -> bool:
+    key: Any = issuer.public_key()  # one that cannot sign is refused by TLS
     try:
-        return bool(issuer.subject == crl.issuer and crl.is_signature_valid(issuer.public_key()))
+        return bool(issuer.subject == crl.issuer and crl.is_signature_valid(key))
     except InvalidSignature:
         return False

@@ -18,19 +18,19 @@ from typing import TypeVar
 
 from center.catalog import Catalog
 from center.ingest.metrics import GatewayMetrics
+from edgewater.base.errors import StorageError
+from edgewater.base.streams import EdgeId
 from edgewater.model.edge_records import (
     UNREACHABLE_AFTER_MS,
     HeartbeatRecord,
     InputRecord,
     QueryStatusRecord,
 )
-from edgewater.model.errors import StorageError
-from edgewater.model.streams import EdgeId
 from edgewater.wire import QueryRef
 
 SILENT_HEARTBEATS = 2.5
 """An edge is recorded as silent after this many intervals, and not before `UNREACHABLE_AFTER_MS`."""
-SIGN_OF_LIFE_MS = 1_000
+SIGN_OF_LIFE_MS = 1_000  # limit: writes of a gateway at rest
 """How often a gateway with sessions records in the catalog that it works. `EdgeRecord.reachable` depends on it."""
 _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
@@ -91,6 +91,10 @@ class StatusWriter:
         self._heard[record.edge] = record.seen_at_ms, silence_ms
         self._pending.heartbeats[record.edge] = record
         self._changed.set()
+
+    def heard(self, edge: EdgeId, now_ms: int) -> None:
+        """Notes a frame: an edge that sends frames sends fewer heartbeats."""
+        self._heard[edge] = now_ms, self._heard.get(edge, (0, UNREACHABLE_AFTER_MS))[1]
 
     def status(self, record: QueryStatusRecord) -> None:
         self._pending.statuses[record.edge, record.query] = record

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from center.config import StreamSection
+from edgewater.base.errors import ProtocolError
+from edgewater.base.streams import LIVE, StreamClock
+from edgewater.base.timestamps import rfc3339
 from edgewater.model.edge_records import StreamRecord
-from edgewater.model.errors import ProtocolError
-from edgewater.model.streams import LIVE, StreamClock
-from edgewater.model.timestamps import rfc3339
 
-CLOCK_LEAD_MS = 60_000
+CLOCK_LEAD_MS = 60_000  # limit: how far a wrong clock of an edge counts
 """Wall time by which an edge's clock may be ahead of the center's."""
 _DEFAULT = StreamSection()
 

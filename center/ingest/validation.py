@@ -12,11 +12,8 @@ import pyarrow as pa
 
 from center.budgets import BudgetReport
 from center.edge_access import EdgeAccess
-from edgewater.model.edge_records import HeartbeatRecord, InputRecord, StateDigest, StreamRecord
-from edgewater.model.errors import ProtocolError
-from edgewater.model.measure import NAME
-from edgewater.model.query import MAX_MEASURES
-from edgewater.model.streams import (
+from edgewater.base.errors import ProtocolError
+from edgewater.base.streams import (
     COLUMN_TYPES,
     LIVE,
     MAX_CONSTANT,
@@ -30,29 +27,34 @@ from edgewater.model.streams import (
     type_name,
     weaker_than_exactly_once,
 )
+from edgewater.model.edge_records import HeartbeatRecord, InputRecord, StateDigest, StreamRecord
+from edgewater.model.link_forecast import LINK_NAME, LINK_NAME_ACCEPTED
+from edgewater.model.lookups import MAX_KNOWN_TABLES
+from edgewater.model.measure import NAME
+from edgewater.model.query import MAX_MEASURES
 from edgewater.wire import MIN_PROTOCOL, PROTOCOL, QueryRef
 from edgewater.wire import uplink_pb2 as pb
 
-MAX_SEQ = 1 << 62
-MIN_SPEED, MAX_SPEED = 1e-3, 1e9
+MAX_SEQ = 1 << 62  # format: of int64
+MIN_SPEED, MAX_SPEED = 1e-3, 1e9  # limit: input of a Hello
 MAX_ORIGIN_MS = 1 << 53
 """The limit of the origins of a replay's clock. Within it, deadlines and staleness fit into 64 bits."""
 
-MAX_LABELS = 64
-MAX_STREAMS = 256
-MAX_COLUMNS = 1_024
+MAX_LABELS = 64  # limit: rows of an edge
+MAX_STREAMS = 256  # limit: rows of an edge
+MAX_COLUMNS = 1_024  # limit: rows of a stream
 MAX_ALL_COLUMNS = 8_192
 """Maximum number of columns of all streams of an edge. Each read of the edges from the catalog reads the columns, which
 takes 10 µs per column."""
 MAX_STATEMENTS = 128
 """Maximum number of statements of a stream about rejected records, and about columns without values."""
-MAX_RUNS = 64
-MAX_DIGESTS = 64
-MAX_TEXT = 256
-MAX_SOURCE = 255
+MAX_RUNS = 64  # limit: input of a Hello
+MAX_DIGESTS = 64  # limit: input of a Hello
+MAX_TEXT = 256  # limit: length of a text of an edge
+MAX_SOURCE = 255  # limit: length of a source's name
 MAX_FINGERPRINTS = 64
 """Maximum number of fingerprints of files that the catalog stores for an edge."""
-MAX_FINGERPRINT = 1 << 62
+MAX_FINGERPRINT = 1 << 62  # format: of int64
 MAX_CONSTANT_JSON = 12 * MAX_CONSTANT + 2
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")
 _ID_ACCEPTED = "letters, digits, '.', '_' and '-', at most 127, the first a letter or a digit"
@@ -66,6 +68,8 @@ class Hello:
         protocol: the version of the protocol of the session.
         state: the state that the edge runs on.
         release: release of its software; empty if it does not state it.
+        link: the name of the link that it shares with other edges; empty if it shares none.
+        tables: the digests of the tables that its queries have.
     """
 
     edge: EdgeId
@@ -78,6 +82,8 @@ class Hello:
     protocol: int
     state: StateDigest = field(default_factory=StateDigest)
     release: str = ""
+    link: str = ""
+    tables: frozenset[int] = frozenset()
 
 
 def read_hello(message: pb.Hello) -> Hello:
@@ -90,6 +96,8 @@ def read_hello(message: pb.Hello) -> Hello:
     for name in ("edge", "incarnation"):
         if not _ID.fullmatch(getattr(message, name)):
             raise ProtocolError(f"Hello: {name} {getattr(message, name)!r:.200}; expected {_ID_ACCEPTED}")
+    if message.link and not LINK_NAME.fullmatch(message.link):
+        raise ProtocolError(f"Hello: link {message.link!r:.200}; expected {LINK_NAME_ACCEPTED}")
     if not message.oldest_seq <= message.next_seq <= MAX_SEQ:
         raise ProtocolError(f"Hello: frames {message.oldest_seq} … {message.next_seq} - 1 are not a range of frames")
     if any(not 0 < run < MAX_SEQ for run in message.runs):
@@ -99,6 +107,7 @@ def read_hello(message: pb.Hello) -> Hello:
     _limit("frames", len(message.frames), MAX_DIGESTS)
     _limit("labels", len(message.labels), MAX_LABELS)
     _limit("streams", len(message.streams), MAX_STREAMS)
+    _limit("tables", len(message.tables), MAX_KNOWN_TABLES)
     _limit("columns", sum(len(s.columns) for s in message.streams), MAX_ALL_COLUMNS)
     streams = tuple(_stream(s) for s in message.streams)
     if len({s.name for s in streams}) != len(streams):
@@ -118,6 +127,8 @@ def read_hello(message: pb.Hello) -> Hello:
             {f.seq: f.crc32c for f in message.frames if f.seq < MAX_SEQ},
         ),
         bounded_text(message.release),
+        message.link,
+        frozenset(message.tables),
     )
 
 
@@ -219,6 +230,12 @@ def read_heartbeat(hello: Hello, message: pb.Heartbeat, now_ms: int) -> Heartbea
             for s in streams[:MAX_STATEMENTS]
             if s.rejected
         },
+        first_rejected={
+            (s.stream, bounded_text(r.source), bounded_text(r.reason)): bounded_text(r.first)
+            for s in streams[:MAX_STATEMENTS]
+            for r in s.rejected[:MAX_STATEMENTS]
+            if r.first
+        },
         null_columns={
             s.stream: tuple((bounded_text(c.source), bounded_text(c.column)) for c in s.null_columns[:MAX_STATEMENTS])
             for s in streams[:MAX_STATEMENTS]
@@ -232,6 +249,15 @@ def read_heartbeat(hello: Hello, message: pb.Heartbeat, now_ms: int) -> Heartbea
             if stream in (s.stream for s in streams)
         },
     )
+
+
+def read_link_report(message: pb.LinkReport) -> tuple[float, float, dict[QueryRef, tuple[float, float]]]:
+    """Returns what a link carries at least and at most, and by query the bytes of a slice that are sent and omitted."""
+    loads = {
+        QueryRef(q.query, q.query_version): (_measured(q.sent_bytes), _measured(q.omitted_bytes))
+        for q in message.queries
+    }
+    return _measured(message.low_bytes_s), _measured(message.high_bytes_s), loads
 
 
 def read_inputs(message: pb.Heartbeat) -> tuple[InputRecord, ...]:

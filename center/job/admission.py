@@ -7,13 +7,12 @@ admitted by their slack (`LeastSlack`).
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
-from typing import NamedTuple, Protocol
 
+from center.storage.frame_log import FrameEntry
 from edgewater.guard.frame_work import BYTES_PER_UNIT, MAX_FRAME_WORK
 from edgewater.scheduling import PATIENCE, IngestionHistory
 
@@ -32,29 +31,11 @@ KEPT_STEPS = 3
 """An edge is no longer expected if its last frame is older than this many window ends."""
 
 
-RUNNING = 2
+RUNNING = 2  # limit: memory of plans in flight
 """Batches that have been admitted and not applied."""
 
 
-class PendingFrame(NamedTuple):
-    """A frame that has not been admitted.
-
-    Attributes:
-        size: its bytes, or the bytes that make as much work as the frame, if they are more
-            (`edgewater.guard.frame_work`).
-        edge: the edge that sent it.
-        received_at_ms: wall time of its arrival at the gateway.
-        through_ms: event time up to which its edge has answered the query with it.
-    """
-
-    position: int
-    size: int
-    received_at_ms: int = 0
-    edge: str = ""
-    through_ms: int = 0
-
-
-PendingFrames = Callable[[str, int, int], Sequence[PendingFrame]]
+PendingFrames = Callable[[str, int, int], Sequence[FrameEntry]]
 """(query key, after, through) -> the frames with positions in (after, through], ascending."""
 
 
@@ -72,87 +53,6 @@ class BatchLimits:
     bytes: int = MAX_FRAME_WORK * BYTES_PER_UNIT
 
 
-class AdmissionPolicy(Protocol):
-    """A policy of admission."""
-
-    def admit(
-        self, start: Mapping[str, int], last: Mapping[str, int], frames: PendingFrames, limits: BatchLimits
-    ) -> dict[str, int]:
-        """Returns the new end position of each query that advances.
-
-        It is above `start` (0 if absent), and at most `last`.
-
-        The result is empty only if no query has pending frames.
-        """
-
-    def done(self, ends: Mapping[str, int], took_s: float) -> None:
-        """Called when the frames up to the end positions of a result of `admit` could be applied.
-
-        Args:
-            took_s: seconds since their admission.
-        """
-
-
-class RoundRobin:
-    """Admits one frame per query in turn, until no frame remains or a limit is reached.
-
-    The first query changes with each batch, so that no query is preferred under tight limits.
-    """
-
-    def __init__(self) -> None:
-        self._last_first = ""
-
-    def admit(
-        self, start: Mapping[str, int], last: Mapping[str, int], frames: PendingFrames, limits: BatchLimits
-    ) -> dict[str, int]:
-        pending = self._in_turn(sorted(key for key, position in last.items() if position > start.get(key, 0)))
-        pending = pending[: limits.frames]
-        if not pending:
-            return {}
-        # Frames beyond a query's even share are not fetched, because they can hardly be admitted.
-        share = max(1, min(limits.frames_per_query, limits.frames // len(pending)))
-        ends: dict[str, int] = {}
-        queues: dict[str, deque[PendingFrame]] = {}
-        for key in pending:
-            after = start.get(key, 0)
-            through = min(last[key], after + share)
-            queues[key] = deque(frames(key, after, through))
-            if not queues[key]:
-                ends[key] = through  # retention has dropped these frames, so they were applied
-        return ends | _take_in_turn(queues, limits)
-
-    def done(self, ends: Mapping[str, int], took_s: float) -> None:
-        pass
-
-    def _in_turn(self, keys: list[str]) -> list[str]:
-        first = bisect_right(keys, self._last_first)
-        rotated = keys[first:] + keys[:first]
-        if rotated:
-            self._last_first = rotated[0]
-        return rotated
-
-
-def _take_in_turn(queues: Mapping[str, deque[PendingFrame]], limits: BatchLimits) -> dict[str, int]:
-    ends: dict[str, int] = {}
-    taken = dict.fromkeys(queues, 0)
-    frames_left, bytes_left = limits.frames, limits.bytes
-    active = deque(key for key, queue in queues.items() if queue)
-    while active and frames_left:
-        key = active.popleft()
-        position, size, *_ = queues[key][0]
-        above_share = taken[key] > 0 and taken[key] + size > limits.bytes_per_query
-        if ends and (size > bytes_left or above_share):
-            continue  # the next batch takes this query's remaining frames
-        queues[key].popleft()
-        ends[key] = position
-        taken[key] += size
-        bytes_left -= size
-        frames_left -= 1
-        if queues[key]:
-            active.append(key)
-    return ends
-
-
 class _Windows:
     """A query's window ends, derived from its admitted frames."""
 
@@ -162,7 +62,7 @@ class _Windows:
         self._ends: dict[str, int] = {}
         self._history = IngestionHistory()
 
-    def closed_by(self, frame: PendingFrame) -> bool:
+    def closed_by(self, frame: FrameEntry) -> bool:
         """Returns whether a frame closes a window: it is the first frame of its edge that answers up to a window's
         end.
         """
@@ -178,7 +78,7 @@ class _Windows:
             default=now_ms,
         )
 
-    def advance(self, admitted: Sequence[PendingFrame]) -> None:
+    def advance(self, admitted: Sequence[FrameEntry]) -> None:
         for frame in admitted:
             if not self.closed_by(frame):
                 continue
@@ -193,7 +93,7 @@ class _Windows:
 
 
 class LeastSlack:
-    """Admits all frames if they fit, as `RoundRobin` does. Otherwise admits queries in the order of their slack.
+    """Admits all frames if they fit. Otherwise admits queries in the order of their slack.
 
     The first frame of an edge that answers up to a window's end closes the window at this edge. The answer needs it: it
     is the query's sweeping watermark. Queries with such a pending frame are due, and come first. Their order is the
@@ -209,7 +109,6 @@ class LeastSlack:
 
     def __init__(self, step_ms: Callable[[str], tuple[int, int] | None]) -> None:
         self._step_ms = step_ms
-        self._in_turn = RoundRobin()
         self._windows: dict[str, _Windows] = {}
         self._bytes_per_s = BatchLimits().bytes / BATCH_S
         self._is_measured = False
@@ -218,25 +117,32 @@ class LeastSlack:
     def admit(
         self, start: Mapping[str, int], last: Mapping[str, int], frames: PendingFrames, limits: BatchLimits
     ) -> dict[str, int]:
+        """Returns the new end position of each query that advances.
+
+        It is above `start` (0 if absent), and at most `last`. The result is empty only if no query has pending frames.
+        """
         limits = self._within_capacity(limits)
-        fetched: dict[str, Sequence[PendingFrame]] = {}
-
-        def fetch(key: str, after: int, through: int) -> Sequence[PendingFrame]:
-            fetched[key] = frames(key, after, through)
-            return fetched[key]
-
-        ends = self._in_turn.admit(start, last, fetch, limits)
-        if all(ends.get(key) == end for key, end in last.items() if end > start.get(key, 0)):
-            return ends
-        dropped = {key: ends[key] for key, queue in fetched.items() if not queue}
-        pending = {key: queue for key, queue in fetched.items() if queue}
-        return dropped | self._by_slack(start, last, pending, frames, limits)
+        pending = [key for key, position in last.items() if position > start.get(key, 0)]
+        # Frames beyond a query's even share are not fetched, because they can hardly be admitted.
+        share = max(1, min(limits.frames_per_query, limits.frames // max(1, len(pending))))
+        ends: dict[str, int] = {}
+        queues: dict[str, Sequence[FrameEntry]] = {}
+        for key in pending:
+            after = start.get(key, 0)
+            through = min(last[key], after + share)
+            if queue := frames(key, after, through):
+                queues[key] = queue
+            else:
+                ends[key] = through  # retention has dropped these frames, so they were applied
+        if _fit(queues, last, limits):
+            return ends | {key: last[key] for key in queues}
+        return ends | self._by_slack(start, last, queues, frames, limits)
 
     def _by_slack(
         self,
         start: Mapping[str, int],
         last: Mapping[str, int],
-        fetched: Mapping[str, Sequence[PendingFrame]],
+        fetched: Mapping[str, Sequence[FrameEntry]],
         frames: PendingFrames,
         limits: BatchLimits,
     ) -> dict[str, int]:
@@ -248,7 +154,7 @@ class LeastSlack:
         def take(key: str, count: int) -> bool:
             """Admits frames of a query; False if the limits do not allow all of them."""
             queue = queues[key]
-            taken: list[PendingFrame] = []
+            taken: list[FrameEntry] = []
             while count > len(taken) and batch.take(key, queue[0]):
                 taken.append(queue.popleft())
             self._advance(key, taken)
@@ -272,7 +178,7 @@ class LeastSlack:
             self._full.append((batch.ends, batch.taken_bytes))
         return batch.ends
 
-    def _priority(self, key: str, queue: Iterable[PendingFrame], now_ms: int) -> tuple[int, float, int]:
+    def _priority(self, key: str, queue: Iterable[FrameEntry], now_ms: int) -> tuple[int, float, int]:
         """Returns (0, due) if a pending frame closes a window, else (1, slack); and the number of frames up to it, or
         of all.
         """
@@ -285,7 +191,7 @@ class LeastSlack:
         assert windows is not None
         return 1, windows.expected_ms(now_ms) - 1e3 * size / self._bytes_per_s, count
 
-    def _advance(self, key: str, admitted: Sequence[PendingFrame]) -> None:
+    def _advance(self, key: str, admitted: Sequence[FrameEntry]) -> None:
         """Advances the window ends by the admitted frames."""
         if key not in self._windows:
             step = self._step_ms(key)
@@ -295,7 +201,12 @@ class LeastSlack:
         self._windows[key].advance(admitted)
 
     def done(self, ends: Mapping[str, int], took_s: float) -> None:
-        """Measures how fast a full batch was merged."""
+        """Measures how fast a full batch was merged. Called when the frames up to the end positions of a result of
+        `admit` could be applied.
+
+        Args:
+            took_s: seconds since their admission.
+        """
         size = next((size for full, size in self._full if full.items() <= ends.items()), 0)
         if size and took_s > 0:
             rate = size / took_s
@@ -307,6 +218,17 @@ class LeastSlack:
             return limits
         capacity = int(max(self._bytes_per_s * BATCH_S, limits.bytes * LEAST_SHARE))
         return replace(limits, bytes=min(limits.bytes, capacity))
+
+
+def _fit(queues: Mapping[str, Sequence[FrameEntry]], last: Mapping[str, int], limits: BatchLimits) -> bool:
+    """Returns whether a batch may have all pending frames, and these are all of them."""
+    sizes = [sum(frame.size for frame in queue) for queue in queues.values()]
+    return (
+        all(queue[-1].position == last[key] for key, queue in queues.items())
+        and sum(map(len, queues.values())) <= limits.frames
+        and max(sizes, default=0) <= limits.bytes_per_query
+        and sum(sizes) <= limits.bytes
+    )
 
 
 class _Batch:
@@ -322,7 +244,7 @@ class _Batch:
     def is_full(self) -> bool:
         return self.taken_frames >= self._limits.frames or (bool(self.ends) and self.taken_bytes >= self._limits.bytes)
 
-    def take(self, key: str, frame: PendingFrame) -> bool:
+    def take(self, key: str, frame: FrameEntry) -> bool:
         """Admits a query's next frame, if the limits allow it."""
         limits = self._limits
         frames, size = self._by_query.get(key, (0, 0))

@@ -15,21 +15,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from center.budgets.processing_delay import ProcessingDelays
 from center.catalog import Catalog, SetAside
-from center.early import RATES_EVERY_MS, rates_differ
-from center.job.ledger_writer import FOR_EVER_MS, LedgerWriter
+from center.early import RATES_EVERY_MS
+from center.job.function_rates import StoredRates
+from center.job.ledger_writer import FOR_EVER_MS, MAX_ALARMS, LedgerWriter
 from center.job.loop_core import QueryFault, Run, positions_of
-from center.job.merge import MAX_REASON_BYTES, PartMerged, SkipKind, Skipped, SlicePartial, as_reason
+from center.job.merge import MAX_REASON_BYTES, PartMerged, SkipKind, Skipped, as_reason
 from center.job.metrics import JobMetrics
-from center.job.processing_delay import ProcessingDelays
 from center.ledger import FRAMES, Emission, FrameSummary, QueryTooLarge, state_refusal
-from center.results import MergedDelta
+from center.storage.delta_segments import Delta
 from center.storage.frame_facts import FrameFacts
 from center.storage.frame_log import FrameEntry, FrameLog
-from edgewater.model.errors import Conflict, EdgewaterError, NotFound, StorageError, named
+from edgewater.base.errors import Conflict, EdgewaterError, NotFound, StorageError, named
+from edgewater.base.streams import MIN_TIME_MS, EdgeId
 from edgewater.model.registered_query import query_from_key, query_key
-from edgewater.model.streams import MIN_TIME_MS, EdgeId
-from edgewater.wire import InputLoss, LossReason, QueryRef
+from edgewater.wire import FrameBody, InputLoss, LossReason, QueryRef
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +39,6 @@ _TRACEBACK = re.compile(r"^( *)(?:\S.*)?Traceback \(most recent call last\):\n(?
 """A traceback of a Python process in a message of Spark; group 2 is the line that names the exception."""
 _CALL = re.compile(r"^An error occurred while calling .*\n: ")
 _LOST_TASK = re.compile(r"Lost task \S+ in stage \S+ \(TID \d+\) \([^)]*\): ")
-MAX_ALARMS = 20
-"""Maximum alarms of one kind at one edge in one batch; the catalog stores no more messages."""
 
 
 class _Alarm(NamedTuple):
@@ -78,14 +77,6 @@ def is_fault_of_frames(exc: Exception) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class AppliedBatch:
-    """The effects of one transaction."""
-
-    summaries: tuple[FrameSummary, ...]
-    emissions: list[Emission]
-
-
-@dataclass(frozen=True, slots=True)
 class Batch:
     """Merged frames, of one query or of several, for one transaction.
 
@@ -93,7 +84,7 @@ class Batch:
         through: by query key, the position of the last frame.
     """
 
-    deltas: tuple[MergedDelta, ...]
+    deltas: tuple[Delta, ...]
     summaries: tuple[FrameSummary, ...]
     through: Mapping[str, int]
     skipped: tuple[Skipped, ...]
@@ -107,18 +98,20 @@ class Times:
     merged_ms: int
 
 
+_Applied = tuple[tuple[FrameSummary, ...], list[Emission]]
+"""The frames of one transaction, and its answers."""
 Facts = Mapping[str, Mapping[int, FrameFacts]]
 """By query key and position."""
 
 
 def to_batch(
-    positions: Iterable[tuple[str, int]], partials: Iterable[SlicePartial], skipped: Iterable[Skipped], facts: Facts
+    positions: Iterable[tuple[str, int]], deltas: Iterable[Delta], skipped: Iterable[Skipped], facts: Facts
 ) -> Batch:
-    """Joins merged partials and the facts of their frames, for the store. Pure.
+    """Joins deltas and the facts of their frames, for the store. Pure.
 
     Args:
         positions: query key and position of each frame, ordered by position within a query.
-        skipped: why a frame, or a partial of a frame, is not among `partials`.
+        skipped: why a frame, or a partial of a frame, is not among `deltas`.
 
     Raises:
         StorageError: facts of a frame are missing. Another driver has applied the frame meanwhile.
@@ -133,36 +126,19 @@ def to_batch(
         through[key] = position
         if position not in of_query:
             raise StorageError(f"query {key}: the frame at {position} is no longer in the index")
-        summary = _summary_of_loss if (key, position) in unusable else _summary
-        summaries.append(summary(ref, of_query[position]))
+        frame = of_query[position]
+        summaries.append(_summary(ref, frame, _LOST if (key, position) in unusable else frame.body()))
     for skip in skipped:
         if skip.kind is SkipKind.REFUSED:
             state_refusal(summaries, query_from_key(skip.key), skip.slice_start_ms, skip.position)
-    deltas = tuple(MergedDelta(refs[p.key], p.slice_start_ms, p.synopsis, p.position) for p in partials)
-    return Batch(deltas, tuple(summaries), through, skipped)
+    return Batch(tuple(deltas), tuple(summaries), through, skipped)
 
 
-def _summary_of_loss(query: QueryRef, facts: FrameFacts) -> FrameSummary:
-    """Returns a summary that states an unusable frame as lost input of its edge.
-
-    So no answer counts the edge as complete.
-    """
-    return FrameSummary(
-        query=query,
-        position=facts.position,
-        edge=facts.edge,
-        through_ms=MIN_TIME_MS,
-        closes=(),
-        touched=(),
-        wire_bytes=facts.wire_bytes,
-        received_at_ms=facts.received_at_ms,
-        incarnation=facts.incarnation,
-        losses=(InputLoss(FRAMES, LossReason.FRAME_DAMAGED),),
-    )
+_LOST = FrameBody(MIN_TIME_MS, losses=(InputLoss(FRAMES, LossReason.FRAME_DAMAGED),))
+"""Stands for the body of an unusable frame: lost input of its edge. So no answer counts the edge as complete."""
 
 
-def _summary(query: QueryRef, facts: FrameFacts) -> FrameSummary:
-    body = facts.body()
+def _summary(query: QueryRef, facts: FrameFacts, body: FrameBody) -> FrameSummary:
     return FrameSummary(
         query=query,
         position=facts.position,
@@ -206,9 +182,9 @@ class BatchApplier:
         self._metrics = metrics
         self._now_ms = now_ms
         self._delays = ProcessingDelays(margin_ms)
-        self._rates: dict[QueryRef, dict[EdgeId, float]] = {}
+        self._rates = StoredRates(catalog, metrics)
         self._rates_at_ms = 0
-        self._log, self.log_dir = FrameLog(log_dir), Path(log_dir)
+        self._log = FrameLog(log_dir)
         self._set_aside: dict[str, SetAside] = {}
         self._count_set_aside()
 
@@ -263,9 +239,9 @@ class BatchApplier:
         """Counts a failure after which a plan is tried again."""
         self._metrics.failures.labels(where).inc()
 
-    def _observe(self, applied: Sequence[AppliedBatch], times: Times, turn_ms: int) -> None:
-        summaries = [summary for part in applied for summary in part.summaries]
-        emissions = [emission for part in applied for emission in part.emissions]
+    def _observe(self, applied: Sequence[_Applied], times: Times, turn_ms: int) -> None:
+        summaries = [summary for part, _ in applied for summary in part]
+        emissions = [emission for _, part in applied for emission in part]
         now_ms = self._now_ms()
         self._metrics.observe_batch(summaries, emissions, times.began_ms, times.merged_ms, turn_ms, now_ms)
         self._store_processing_delays(summaries, now_ms)
@@ -275,18 +251,18 @@ class BatchApplier:
         self._metrics.batch_seconds.observe(max(0, now_ms - times.began_ms) / 1000)
         self._metrics.last_batch.set(now_ms / 1000)
 
-    def _apply(self, run: Run, outcomes: Sequence[PartMerged], facts: Facts) -> AppliedBatch:
+    def _apply(self, run: Run, outcomes: Sequence[PartMerged], facts: Facts) -> _Applied:
         keys = run.through.keys()
         batch = to_batch(
             ((key, entry.position) for key, entry in run.frames),
-            (p for outcome in outcomes for p in outcome.partials if p.key in keys),
+            (d for outcome in outcomes for d in outcome.deltas if d.query in keys),
             (s for outcome in outcomes for s in outcome.skipped if s.key in keys),
             facts,
         )
         self._raise_alarms(batch.skipped, facts)
         self._report_losses(batch.summaries)
         self._metrics.rows.inc(len(batch.deltas))
-        return AppliedBatch(batch.summaries, self.writer.apply(batch.deltas, batch.summaries, run.through))
+        return batch.summaries, self.writer.apply(batch.deltas, batch.summaries, run.through)
 
     def apply_loss(self, run: Run, reason: str, times: Times) -> dict[str, QueryFault]:
         """Quarantines the single frame of a plan, and applies it as a stated loss of its edge. Returns as `apply`."""
@@ -324,13 +300,8 @@ class BatchApplier:
             return
         self._rates_at_ms = now_ms
         for ref, rates in self.writer.needed_rates().items():
-            for edge, rate in rates.items():
-                self._metrics.needed_rate.labels(ref.name, edge).set(rate)
-            if not rates_differ(self._rates.get(ref, {}), rates):
-                continue
             try:
-                self._catalog.budgets.record_sampling_rates(ref, rates)
-                self._rates[ref] = rates
+                self._rates.store(ref, rates)
             except StorageError as exc:  # the batch has been applied; the rates matter only to overloaded edges
                 log.warning("the sampling rates of %s are not stored: %s", ref.name, exc)
 

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping
 
 MAX_WAIT_S = 0.05
 """The longest delay of a batch: a fraction of its duration."""
-REMEMBERED_BATCHES = 4
+REMEMBERED_BATCHES = 4  # limit: memory of past batches
 MANY_FRAMES = 64
 """With more pending frames, of fewer than `MANY_QUERIES` queries, a batch begins at once."""
 MANY_QUERIES = 32

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import TYPE_CHECKING
 
-from center.job.store_pair import advance_mark
+from center.catalog import Catalog
+from center.results import ResultStore
+from center.results.store_pair import advance_mark
 from center.storage.frame_log import FrameLog
 from center.storage.query_partition import ALL_QUERIES, QueryPartition
-
-if TYPE_CHECKING:  # executors load this module and must not load SQLAlchemy
-    from center.catalog import Catalog
-    from center.results import ResultStore
 
 
 class FrameRetention:
     """Drops frames that were applied and are older than `keep_ms`.
 
-    Only the result store decides which frames were applied, not Spark's offsets. A segment is removed with the last
+    Only the result store decides which frames were applied. A segment is removed with the last
     frame in it. A crash between index and disk leaves segments without index rows; a starting gateway removes them.
 
     Args:

@@ -19,10 +19,10 @@ from center.job.metrics import JobMetrics
 from center.results import AnswerRecord, ResultStore
 from center.serving.function_values import SEED, function_confidence
 from center.storage.progress import DriverProgress, NoProgress, Track
-from edgewater.model.errors import EdgewaterError, StorageError
+from edgewater.base.errors import EdgewaterError, StorageError
+from edgewater.base.streams import EdgeId
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import query_key
-from edgewater.model.streams import EdgeId
 from edgewater.synopses import GroupedAggregate, RowSampleStack
 from edgewater.wire import QueryRef
 
@@ -33,7 +33,7 @@ RECENT_WINDOWS = 5
 recovered."""
 RATE_MARGIN = 1.25
 """Factor over the needed rate."""
-UPDATE_INTERVAL_S = 2.0
+UPDATE_INTERVAL_S = 2.0  # limit: writes to the catalog
 
 
 class FunctionRates:
@@ -76,6 +76,25 @@ def needed_rates(aggregate: GroupedAggregate, spec: QuerySpec) -> Iterable[float
         yield plan_rate(function, parameters, rows, float(rate), accuracy.error, rng, confidence=confidence)
 
 
+class StoredRates:
+    """Sampling rates in the catalog, from which gateways send them to edges."""
+
+    def __init__(self, catalog: Catalog, metrics: JobMetrics) -> None:
+        self._catalog, self._metrics = catalog, metrics
+        self._stored: dict[QueryRef, dict[EdgeId, float]] = {}
+
+    def store(self, ref: QueryRef, rates: dict[EdgeId, float]) -> None:
+        """Stores the rates that a query needs, by edge, if they differ enough. Raises StorageError."""
+        for edge, rate in rates.items():
+            self._metrics.needed_rate.labels(ref.name, edge).set(rate)
+        if rates_differ(self._stored.get(ref, {}), rates):
+            self._catalog.budgets.record_sampling_rates(ref, rates)
+            self._stored[ref] = rates
+
+    def forget(self, ref: QueryRef) -> None:
+        self._stored.pop(ref, None)
+
+
 class FunctionRatePlanner:
     """The rates of all queries with an accuracy of a function, stored in the catalog for the gateways.
 
@@ -90,10 +109,9 @@ class FunctionRatePlanner:
         metrics: JobMetrics,
         progress: DriverProgress = NoProgress(),  # noqa: B008
     ) -> None:
-        self._writer, self._store, self._catalog, self._metrics = writer, store, catalog, metrics
-        self._progress = progress
+        self._writer, self._store, self._progress = writer, store, progress
         self._rates: dict[QueryRef, FunctionRates] = {}
-        self._stored: dict[QueryRef, dict[EdgeId, float]] = {}
+        self._stored = StoredRates(catalog, metrics)
         self._checked: dict[QueryRef, int] = {}  # last answer id of the store when the query was checked
 
     def run(self, stop: threading.Event, leads: threading.Event) -> None:
@@ -111,7 +129,8 @@ class FunctionRatePlanner:
         """Reads each query's newest answer and stores the rates that have changed. Raises StorageError."""
         queries = self._writer.sampled_functions()
         for ref in [r for r in self._rates if r not in queries]:
-            for state in (self._rates, self._stored, self._checked):
+            self._stored.forget(ref)
+            for state in (self._rates, self._checked):
                 state.pop(ref, None)
         if not queries:
             return
@@ -138,9 +157,4 @@ class FunctionRatePlanner:
         if record is None or plan.has_seen(record):
             return
         plan.add(record, spec)
-        rates = dict.fromkeys(edges, plan.rate)
-        for edge, rate in rates.items():
-            self._metrics.needed_rate.labels(ref.name, edge).set(rate)
-        if rates_differ(self._stored.get(ref, {}), rates):
-            self._catalog.budgets.record_sampling_rates(ref, rates)
-            self._stored[ref] = rates
+        self._stored.store(ref, dict.fromkeys(edges, plan.rate))

@@ -15,7 +15,6 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,94 +22,49 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from center.catalog import Catalog, Role, SetAside
+from center.config import CenterConfig
 from center.job.admission import BatchLimits
 from center.job.batch_applier import BatchApplier, reason_of
-from center.job.examination import SUSPECT_DEATHS, Examiner, QueryTrial, killing_frames, why_quarantined
+from center.job.delta_sweep import DeltaSweep
 from center.job.frame_retention import FrameRetention
 from center.job.function_rates import FunctionRatePlanner
-from center.job.leadership import LEASE_MS, Leadership
-from center.job.ledger_writer import CatalogEvents, Deadlines, LedgerWriter
+from center.job.leadership import Leadership
+from center.job.ledger_writer import DeadlineLoop, LedgerWriter
 from center.job.loop_core import Released, Woken
 from center.job.merge import MergeTask
 from center.job.merge_loop import MergeLoop
 from center.job.merger import Merger, SparkLost, SparkMerger, TasksFailed
 from center.job.metrics import JobMetrics
 from center.job.planner import FramePlanner
-from center.job.store_pair import require_pair
 from center.job.warm_up import problem_of_executors
 from center.ledger import Ledger
-from center.results import MAX_ANSWER_BYTES, LeaseLost, ResultStore
+from center.results import LeaseLost, ResultStore
+from center.results.store_pair import require_pair
 from center.spark.java import require_java
 from center.spark.spark_session import SessionConfig, start_session
+from center.storage.delta_segments import DeltaSegments
 from center.storage.frame_log import FrameLog
 from center.storage.progress import DriverProgress, Track
-from center.storage.wake import POLL_S, Channel, PollPace, Topic, Waker
-from edgewater.model.errors import StorageError
+from center.storage.wake import POLL_S, PollPace, Topic, Waker, channel_of
+from edgewater.base.errors import StorageError
 from edgewater.model.registered_query import query_from_key, query_key
 from edgewater.runtime.clock import now_ms
-from edgewater.runtime.health import health_server
 from edgewater.runtime.tasks import Tasks
-from edgewater.wire import QueryRef
 
 log = logging.getLogger(__name__)
 
-STOP_POLL_S = 0.2
-CHECK_S = 5.0
+STOP_POLL_S = 0.2  # limit: time of a stop
+MARGIN_MS = 200
+"""How long before the end of a staleness budget the early answer is given."""
+CHECK_S = 5.0  # limit: reads of the catalog
 """Interval at which the job checks the catalog for queries that an operator has resumed."""
-WARM_EVERY_S = 30.0
+WARM_EVERY_S = 30.0  # derived: half of the minute after which Spark ends a worker
 """Spark ends a Python worker that is idle for a minute. Its successor would take a second."""
+MAX_DEATHS = 3  # limit: two may be chance, and each costs a start.
+"""A query is quarantined if drivers died this often while they worked on it, within an hour of each other."""
 STANDBY_DELAY_S = 15.0
 """A driver that starts while another driver leads starts Spark this much later. The leader has just taken over, or is
 starting too, and needs the CPU time."""
-SUSPICIOUS = 2
-"""After this many starts of the job without progress, frames are tried one by one."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobConfig:
-    """Configuration of the job.
-
-    Attributes:
-        catalog_url, results_url: SQLAlchemy URLs.
-        log_dir: the frame log that the gateways write.
-        work_dir: directory of the job's own files; may be deleted while the job does not run.
-        wakes: how gateways wake drivers, and drivers wake APIs; None: they do not.
-        metrics: ``host:port`` of ``/livez``, ``/readyz`` and ``/metrics``; None: not served.
-        margin_ms: how long before the end of a staleness budget the early answer is given.
-        lease_ms: how long the leading driver may be silent before another driver takes over.
-        drivers: how many drivers lead at the same time, each a partition of the queries.
-        max_answer_bytes: size of one answer.
-        progress_dir: directory where each driver notes its work, for the next driver and the supervisor; None: in
-            `work_dir`.
-    """
-
-    catalog_url: str
-    results_url: str
-    log_dir: Path
-    work_dir: Path
-    session: SessionConfig = field(default_factory=SessionConfig)
-    limits: BatchLimits = field(default_factory=BatchLimits)
-    wakes: Channel | None = None
-    keep_frames_ms: int = 0
-    retention_every_ms: int = 10_000
-    metrics: str | None = None
-    margin_ms: int = 200
-    lease_ms: int = LEASE_MS
-    drivers: int = 1
-    progress_dir: Path | None = None
-    max_answer_bytes: int = MAX_ANSWER_BYTES
-    clock: Callable[[], int] = field(default=now_ms)
-
-
-def run_job(config: JobConfig, stop: threading.Event) -> None:
-    """Runs until `stop` is set.
-
-    Raises:
-        InvalidConfig: Java is missing or too old, or catalog and result store are not a pair (`require_pair`).
-        StorageError: catalog or store cannot be opened.
-        PySparkException, Py4JError: the Spark context is lost; only a new process can start another.
-    """
-    Job(config).run(stop)
 
 
 class Job:
@@ -122,25 +76,43 @@ class Job:
 
     Args:
         tasks: has the threads of the job.
+        session: of Spark; None: as the configuration says.
+        clock: wall clock, ms.
+
+    Raises:
+        InvalidConfig: Java is missing or too old, or catalog and result store are not a pair (`require_pair`).
+        StorageError: catalog or store cannot be opened.
     """
 
-    def __init__(self, config: JobConfig, tasks: Tasks | None = None) -> None:
+    def __init__(
+        self,
+        config: CenterConfig,
+        tasks: Tasks | None = None,
+        *,
+        session: SessionConfig | None = None,
+        limits: BatchLimits = BatchLimits(),  # noqa: B008
+        clock: Callable[[], int] = now_ms,
+    ) -> None:
         require_java(os.environ)
-        self._config = config
+        spark = config.spark
+        self._config, self._limits, self._clock = config, limits, clock
+        self._session = session or SessionConfig(spark.master, driver_memory=spark.driver_memory, conf=spark.conf)
+        self._wakes = channel_of(config.catalog_url)
         self.metrics, self._tasks = JobMetrics(), tasks or Tasks()
         self.metrics.registry.register(self._tasks.failures)
         self._catalog = Catalog(config.catalog_url)
-        self._store = ResultStore(config.results_url, config.max_answer_bytes)
+        self._segments = DeltaSegments(config.deltas_dir)
+        self._store = ResultStore(config.results_url, spark.max_answer_bytes, segments=self._segments)
         require_pair(self._catalog, self._store, secrets.randbits(62) | 1)
-        ledger = Ledger(margin_ms=config.margin_ms)
-        self._progress = DriverProgress(config.progress_dir or config.work_dir / "progress")
-        self._answers = Waker(config.wakes, Topic.ANSWERS)
+        ledger = Ledger(margin_ms=MARGIN_MS)
+        self._progress = DriverProgress(config.progress_dir)
+        self._answers = Waker(self._wakes, Topic.ANSWERS)
         self._writer = LedgerWriter(
             ledger,
             self._store,
-            CatalogEvents(self._catalog, lambda: self._store.partition),
+            self._catalog,
             self.metrics,
-            now_ms=config.clock,
+            now_ms=clock,
             monotonic=time.monotonic,
             progress=self._progress,
             answered=self._answers.wake,
@@ -150,28 +122,27 @@ class Job:
             self._catalog,
             self.metrics,
             config.log_dir,
-            now_ms=config.clock,
-            margin_ms=config.margin_ms,
+            now_ms=clock,
+            margin_ms=MARGIN_MS,
         )
         self._stopping = threading.Event()
         self.leadership = Leadership(
             self._store,
             self.metrics,
-            now_ms=config.clock,
+            now_ms=clock,
             monotonic=time.monotonic,
             began=self._begin_term,
-            lease_ms=config.lease_ms,
-            drivers=config.drivers,
+            lease_ms=spark.lease_ms,
+            drivers=spark.drivers,
         )
-        self.metrics.drivers.set(config.drivers)
-        self._deadlines = Deadlines(self._writer, self.metrics, self._stopping, self.leadership.leads)
+        self.metrics.drivers.set(spark.drivers)
+        self._deadlines = DeadlineLoop(self._writer, self.metrics, self._stopping, self.leadership.leads)
         self._functions = FunctionRatePlanner(self._writer, self._store, self._catalog, self.metrics, self._progress)
         self._threads: list[threading.Thread] = []
         self._spark_problem, self._executors_problem = "Spark is starting", ""
-        self._failed_starts = 0
+        self._is_read = False
         self._terms, self._term_read, self._term_began_s = 0, 0, time.monotonic()
         self._loop: MergeLoop | None = None
-        self._suspects: dict[QueryRef, int] = {}
         self._released_at_s = self._warm_at_s = 0.0
         self._applied_at_check = -1
 
@@ -196,42 +167,39 @@ class Job:
         """Returns which threads have failed, and `problem`."""
         return [*self._tasks.missing(), *filter(None, [self.problem()])]
 
-    def _state(self) -> dict[str, str | None]:
+    def state(self) -> dict[str, str | None]:
+        """Returns the role of this driver, and which drivers lead."""
         return {"role": self.role, "leader": self.leadership.leader or None}
 
     def _begin_term(self) -> None:
         """Called by the thread of the leadership."""
-        self._term_began_s = time.monotonic()
+        self._term_began_s, self._is_read = time.monotonic(), False
         self.applier.begin_term()
         self._writer.begin_term()
-        self.count_start()
-        self._set_aside_suspects()
+        self._set_aside_deadly()
         self._terms += 1
         if self._loop is not None:
             self._loop.wake()
 
     def _follow_leadership(self, loop: MergeLoop) -> None:
-        """Lets the loop begin a term if this driver leads, after suspicious frames were tried, or end it."""
+        """Lets the loop begin a term if this driver leads, or end it."""
         term = self._terms if self.leadership.leads.is_set() else 0
         if term == self._term_read:
             return
         if term:
-            self.try_suspects()
-            if self._failed_starts >= SUSPICIOUS:
-                self.quarantine_killing_frames()
             loop.begin_term()
         else:
             loop.end_term()
         self._term_read = term
 
     def run(self, stop: threading.Event) -> None:
-        """As `run_job`. The leading driver meets deadlines from the first moment, also while Spark starts."""
+        """Runs until `stop` is set. The leading driver meets deadlines from the first moment, also while Spark starts.
+
+        Raises:
+            PySparkException, Py4JError: the Spark context is lost; only a new process can start another.
+        """
         began_s = time.monotonic()
         with contextlib.ExitStack() as stack:
-            if self._config.metrics is not None:
-                served = self.metrics.registry, self.problems, self._config.metrics, "spark.metrics", self._state
-                address = stack.enter_context(health_server(*served, self._tasks))
-                log.info("metrics are served at http://%s/metrics", address)
             remove_old_state(self._config.work_dir)
             stack.callback(self._close)
             self._progress.step(Track.MAIN)
@@ -244,11 +212,12 @@ class Job:
             self._leave_cpu_to_leader(stop)
             if stop.is_set():
                 return
-            spark = start_session(self._config.session)
+            spark = start_session(self._session)
             stack.callback(_quietly, spark.stop)
             log.info("Spark %s runs after %.1f s", spark.version, time.monotonic() - began_s)
-            cores = self._config.session.cores
-            merger = SparkMerger(spark.sparkContext, MergeTask(str(self._config.log_dir.resolve())), cores, reason_of)
+            cores = self._session.cores
+            task = MergeTask(self._config.log_dir, self._segments)
+            merger = SparkMerger(spark.sparkContext, task, cores, reason_of)
             stack.callback(merger.close)
             self._tasks.thread("warm-up", lambda: self._warm_up(spark, merger, began_s))
             self._loop = loop = self.loop_over(merger)
@@ -258,17 +227,17 @@ class Job:
     def loop_over(self, merger: Merger) -> MergeLoop:
         """Returns the loop of this driver."""
         config, catalog, store = self._config, self._catalog, self._store
-        retention = FrameRetention(
-            catalog, store, FrameLog(config.log_dir), keep_ms=config.keep_frames_ms, every_ms=config.retention_every_ms
-        )
+        keep_ms = config.retention.frames_ms
+        retention = FrameRetention(catalog, store, FrameLog(config.log_dir), keep_ms=keep_ms)
         planner = FramePlanner(
-            catalog, self._writer.consumed, config.limits, time.monotonic, partition=lambda: store.partition
+            catalog, self._writer.consumed, self._limits, time.monotonic, partition=lambda: store.partition
         )
 
-        def sweep() -> None:
-            retention.run(config.clock(), store.partition)
+        def drop_applied() -> None:
+            retention.run(self._clock(), store.partition)
 
-        loop = MergeLoop(planner, self.applier, merger, config.session.cores, sweep, now_ms=config.clock)
+        sweep = DeltaSweep(store, self.metrics)
+        loop = MergeLoop(planner, self.applier, merger, self._session.cores, drop_applied, sweep, now_ms=self._clock)
         self._writer.on_awaited = loop.want_answers
         return loop
 
@@ -279,12 +248,12 @@ class Job:
             self._progress.step(Track.MAIN)
             waited_s = time.monotonic() - began_s
             # A renewal shows that the owner is alive. It comes after a third of the lease at the latest.
-            if waited_s > (STANDBY_DELAY_S if leadership.sees_leader else self._config.lease_ms / 2000):
+            if waited_s > (STANDBY_DELAY_S if leadership.sees_leader else self._config.spark.lease_ms / 2000):
                 return
 
     def _warm_up(self, spark: Any, merger: SparkMerger, began_s: float) -> None:
         try:
-            if not self._config.session.is_local:
+            if not self._session.is_local:
                 self._await_executors(spark)
             merger.warm()
             log.info("Spark's workers are warm after %.1f s", time.monotonic() - began_s)
@@ -298,7 +267,7 @@ class Job:
         """Returns when executors can do the job's work, or the job stops. Until then the job is not ready."""
         while not self._stopping.is_set():
             try:
-                problem = problem_of_executors(spark, self._config.session.cores)
+                problem = problem_of_executors(spark, self._session.cores)
             except (PySparkException, Py4JError) as exc:
                 problem = f"the executors run no Python task: {reason_of(exc)}"
             if problem != self._executors_problem:
@@ -310,7 +279,7 @@ class Job:
 
     def _keep_merging(self, loop: MergeLoop, merger: SparkMerger, stop: threading.Event) -> None:
         """Runs the loop until `stop` is set. Raises SparkLost."""
-        wakes, pace, planned = self._config.wakes, PollPace(), 0
+        pace, planned = PollPace(), 0
 
         def heard(has_frames: bool) -> None:
             pace.heard(time.monotonic(), has_news=has_frames)
@@ -322,7 +291,7 @@ class Job:
             loop.wake()
 
         self._tasks.thread("stop", wake_to_stop)
-        with contextlib.nullcontext() if wakes is None else wakes.listen(Topic.FRAMES, heard, self._tasks):
+        with self._wakes.listen(Topic.FRAMES, heard, self._tasks):
             while not stop.is_set():
                 self._check_progress(loop)
                 leads = self.leadership.leads.is_set()
@@ -350,93 +319,38 @@ class Job:
         if self._warm_at_s and time.monotonic() - self._warm_at_s > WARM_EVERY_S:
             self._warm_at_s = time.monotonic()
             merger.keep_warm()
-        if self._failed_starts >= 0 and loop.core.is_caught_up and not self._spark_problem:
-            self._failed_starts = -1
-            with contextlib.suppress(StorageError):
-                self._store.reset_starts()
+        if not self._is_read and loop.core.is_caught_up and not self._spark_problem:
+            self._is_read = True
             self.metrics.start_seconds.set(time.monotonic() - self._term_began_s)
             log.info("the frames are read")
 
-    def count_start(self) -> None:
-        """Counts a start without progress as a failed attempt: a frame may have ended this process."""
-        try:
-            self._failed_starts = self._store.count_start() - 1
-        except StorageError as exc:
-            log.warning("the start is not counted: %s", exc)
+    def _set_aside_deadly(self) -> None:
+        """Counts the deaths of drivers, and leaves out the queries that may have caused `MAX_DEATHS` of them.
 
-    def quarantine_killing_frames(self) -> None:
-        """Sets aside the pending frames that kill a process that reads them.
-
-        Never raises; the next call tries again.
+        Never raises: without a database no frame is applied either.
         """
-        try:
-            for entry, death in killing_frames(
-                self._catalog,
-                self._writer.consumed(),
-                self._config.log_dir,
-                self._config.limits,
-                self._store.partition,
-            ):
-                self._progress.step(Track.MAIN)
-                self.applier.quarantine(entry, death)
-        except (StorageError, LeaseLost) as exc:
-            log.warning("the pending frames cannot be tried: %s", exc)
-
-    def _set_aside_suspects(self) -> None:
-        """Counts the deaths of drivers, and leaves out the queries that may have caused them before the loop reads.
-
-        These are quarantined queries, and suspects, which are tried first. Never raises: without a database no frame is
-        applied either.
-        """
-        now_ms, partition, quarantine = self._config.clock(), self._store.partition, self._catalog.quarantine
+        now_ms, partition, quarantine = self._clock(), self._store.partition, self._catalog.quarantine
         try:
             live = {query.key: query.ref for query in self._catalog.queries.all()}
-            left = [live[key] for key in self._progress.take_left(partition) if key in live]
-            deaths = {ref: quarantine.count_death(ref, now_ms) for ref in left}
+            for ref in [live[key] for key in self._progress.take_left(partition) if key in live]:
+                deaths = quarantine.count_death(ref, now_ms)
+                reason = f"the job died {deaths} times while it worked on it"
+                log.warning("query %s: %s", query_key(ref), reason)
+                if deaths >= MAX_DEATHS:
+                    quarantine.set_query_aside(ref, SetAside.QUARANTINED, reason, now_ms)
             mine = {ref: s for ref, s in quarantine.queries().items() if query_key(ref) in partition}
             quarantine.end_pauses([ref for ref, s in mine.items() if s.state is SetAside.PAUSED])
         except StorageError as exc:
             log.warning("drivers may have died because of some queries, and these queries cannot be set aside: %s", exc)
             return
-        for ref, count in deaths.items():
-            log.warning("a driver died %d times while it worked on query %s", count, query_key(ref))
-        quarantined = {ref: s for ref, s in mine.items() if s.state is SetAside.QUARANTINED}
-        self._suspects = {
-            ref: n
-            for ref, n in deaths.items()
-            if n >= SUSPECT_DEATHS and ref not in quarantined and query_key(ref) in partition
-        }
-        for ref in self._suspects:
-            self.applier.leave_out(query_key(ref), SetAside.PAUSED)
-        for ref, query in quarantined.items():
-            log.error("query %s is quarantined: %s", query_key(ref), query.reason)
-            self.applier.leave_out(query_key(ref), SetAside.QUARANTINED)
-
-    def try_suspects(self) -> None:
-        """Quarantines the suspects that kill a process which does their next steps. Releases the other suspects."""
-        config, now_ms = self._config, self._config.clock()
-        with Examiner(config.log_dir) as examiner:
-            while self._suspects:
-                ref, deaths = self._suspects.popitem()
-                key = query_key(ref)
-                trial = QueryTrial(config.catalog_url, config.results_url, key, now_ms, config.limits.frames_per_query)
-                reason = ""
-                try:
-                    if reason := why_quarantined(examiner, trial, deaths):
-                        self._writer.require_lease(key)
-                        self._catalog.quarantine.set_query_aside(ref, SetAside.QUARANTINED, reason, now_ms)
-                except (StorageError, LeaseLost) as exc:
-                    log.warning("query %s cannot be tried, or set aside for good: %s", key, exc)
-                self._progress.step(Track.MAIN)
-                if reason:
-                    log.error("query %s is quarantined: %s", key, reason)
-                    self.applier.leave_out(key, SetAside.QUARANTINED)
-                else:
-                    self.applier.release(key)
+        for ref, query in mine.items():
+            if query.state is SetAside.QUARANTINED:
+                log.error("query %s is quarantined: %s", query_key(ref), query.reason)
+                self.applier.leave_out(query_key(ref), SetAside.QUARANTINED)
 
     def release_queries(self, loop: MergeLoop) -> None:
         """Releases queries that an operator retries."""
-        mine = {query_from_key(key) for key in self.applier.set_aside} - self._suspects.keys()
+        mine = {query_from_key(key) for key in self.applier.set_aside}
         if not mine or time.monotonic() - self._released_at_s < CHECK_S:
             return
         self._released_at_s = time.monotonic()

@@ -19,17 +19,15 @@ from pathlib import Path
 from center.job.metrics import JobMetrics
 from center.results import Lease, LeaseLost, ResultStore
 from center.storage.query_partition import QueryPartition
-from edgewater.model.errors import StorageError
+from edgewater.base.errors import StorageError
 from edgewater.runtime.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
-LEASE_MS = 3_000
-"""How long a driver may be silent before a standby takes over. It renews three times as often, and with every step."""
-SILENT_LEASES = 5
+SILENT_LEASES = 5  # limit: how late a database that hangs is stated
 """A lease that is not renewed for this many times its length is a problem: the database hangs. Renewals also wait for a
 long step, which is no problem."""
-POLL_S = 0.1
+POLL_S = 0.1  # limit: time of a takeover
 """Interval at which a standby reads the lease."""
 
 
@@ -117,6 +115,8 @@ class Leadership:
 
     Args:
         began: called before `leads` is set.
+        lease_ms: how long a driver may be silent before a standby takes over. It renews three times as often, and with
+            every step.
         drivers: how many lead at the same time, each the queries of one partition.
 
     Attributes:
@@ -132,8 +132,8 @@ class Leadership:
         *,
         now_ms: Callable[[], int],
         monotonic: Callable[[], float],
+        lease_ms: int,
         began: Callable[[], None] = lambda: None,
-        lease_ms: int = LEASE_MS,
         drivers: int = 1,
         owner: str | None = None,
     ) -> None:

@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from center.catalog import Catalog
 from center.job.metrics import JobMetrics
@@ -22,92 +21,36 @@ from center.ledger import (
     QueryRegistered,
     QueryTooLarge,
 )
-from center.results import AnswersCostly, LeaseLost, MergedDelta, ResultStore
+from center.results import AnswersCostly, LeaseLost, ResultStore
+from center.storage.delta_segments import Delta, SliceSpan, SpanMerge, SpanPart
 from center.storage.progress import DriverProgress, NoProgress, Track
-from center.storage.query_partition import ALL_QUERIES, QueryPartition
-from center.storage.slice_spans import SliceSpan, SpanMerge, SpilledSpan
 from edgewater.answers import Phase
 from edgewater.answers.statement import STALENESS
-from edgewater.model.errors import StorageError
+from edgewater.base.errors import StorageError
+from edgewater.base.streams import MIN_TIME_MS, EdgeId
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import query_from_key, query_key
-from edgewater.model.streams import MIN_TIME_MS, EdgeId
 from edgewater.wire import UNCERTAIN, QueryRef
 
 log = logging.getLogger(__name__)
 
-ALARM_EVERY_MS = 10_000
+ALARM_EVERY_MS = 10_000  # limit: number of alarms
 """Least time between two alarms about records of one edge that came for final windows."""
-FOR_EVER_MS = 1 << 62
-PAUSE_MS = 60_000
+FOR_EVER_MS = 1 << 62  # format: above all times
+PAUSE_MS = 60_000  # limit: work for a query that fails
 """If a query's state or answers raise exceptions, time alone does not advance the query for this long."""
 LEAST_STEP_MS = 1_000
 """Between two readings, the wall clock and a monotonic clock differ by less than this, unless the wall clock is set."""
 FAILING = "query-failing"
 """The alarm about a query that cannot be advanced by time."""
 MAX_ALARMS = 20
-"""Maximum alarms about refused partials of one transaction; the catalog stores no more messages."""
-MAX_MESSAGE = 2_000
-YIELD_S = 0.002
+"""Maximum alarms of one kind in one transaction, about refused partials or at one edge. The catalog stores no more
+messages."""
+MAX_MESSAGE = 2_000  # limit: length of a message
+YIELD_S = 0.002  # limit: how long other writers wait
 """Pause between two transactions when more work is due. A batch that waits for the lock can then take it."""
-CATALOG_POLL_S = 1.0
+CATALOG_POLL_S = 1.0  # limit: reads at rest
 """Interval of polling the catalog's version while nothing else happens."""
-
-
-class CatalogEvents:
-    """Detects registrations, deletions and changes of edges by the catalog's version.
-
-    Args:
-        partition: returns the partition of this driver, which handles no other queries. It changes only before
-            `acknowledge(None)`.
-    """
-
-    def __init__(self, catalog: Catalog, partition: Callable[[], QueryPartition] = lambda: ALL_QUERIES) -> None:
-        self._catalog = catalog
-        self._partition = partition
-        self._acknowledged: int | None = None
-
-    def pending(self) -> tuple[int, list[LedgerEvent]]:
-        """Returns the catalog's version and the events since the acknowledged version.
-
-        The result is the same until `acknowledge`. Raises StorageError.
-        """
-        # The version is read first: a change during the following reads makes a new version, which the next call
-        # reports.
-        version = self._catalog.version()
-        if version == self._acknowledged:
-            return version, []
-        partition = self._partition()
-        queries = [query for query in self._catalog.queries.all(deleted=True) if query.key in partition]
-        # A deletion ends all versions up to its own, so it precedes the registration of a later version.
-        events: list[LedgerEvent] = [EdgesChanged(tuple(self._catalog.edges.all()))]
-        events += [QueryDeleted(query.ref) for query in queries if query.deleted_at_ms is not None]
-        events += [QueryRegistered(query) for query in queries if query.deleted_at_ms is None]
-        return version, events
-
-    def older_since_ms(self) -> int:
-        """As `Backups.older_since_ms`, of the pending version or a later one. Raises StorageError."""
-        return self._catalog.backups.older_since_ms()
-
-    def alarm(self, kind: str, message: str, edge: EdgeId, now_ms: int, query: str) -> None:
-        """Adds an alarm about a query to the catalog. Raises StorageError."""
-        self._catalog.alarms.add(kind, message, edge, now_ms, query)
-
-    def end_alarm(self, kind: str, query: str) -> None:
-        """Removes the alarm about a state of a query. Raises StorageError."""
-        self._catalog.alarms.end(kind, EdgeId(""), query)
-
-    def with_alarm(self, kind: str) -> list[str]:
-        """Returns the keys of the queries of this driver that have an alarm of a kind. Raises StorageError."""
-        return [a.query for a in self._catalog.alarms.latest() if a.kind == kind and a.query in self._partition()]
-
-    def end(self, query: QueryRef, now_ms: int) -> None:
-        """Marks a query as ended: all its windows are final, and edges may forget it. Raises StorageError."""
-        self._catalog.queries.end(query, now_ms)
-
-    def acknowledge(self, version: int | None) -> None:
-        """Marks the events of this version as applied by the ledger. None: no version is applied."""
-        self._acknowledged = version
 
 
 class LedgerWriter:
@@ -124,7 +67,7 @@ class LedgerWriter:
         self,
         ledger: Ledger,
         store: ResultStore,
-        catalog_events: CatalogEvents,
+        catalog: Catalog,
         metrics: JobMetrics,
         *,
         now_ms: Callable[[], int],
@@ -136,7 +79,8 @@ class LedgerWriter:
         self._progress, self._answered = progress, answered
         self._ledger = ledger
         self._store = store
-        self._catalog_events = catalog_events
+        self._catalog = catalog
+        self._acknowledged: int | None = None  # the catalog's version whose events are applied
         self._metrics = metrics
         self._now_ms, self._monotonic = now_ms, monotonic
         self._read: tuple[int, float] | None = None
@@ -162,7 +106,7 @@ class LedgerWriter:
         Since its last term, others may have applied frames and events.
         """
         with self._lock:
-            self._catalog_events.acknowledge(None)
+            self._acknowledged = None
             self._alarmed_in_all = 0
             self._ended.clear()
             self._failing.clear()
@@ -183,7 +127,7 @@ class LedgerWriter:
         return self._store.consumed()
 
     def apply(
-        self, deltas: Sequence[MergedDelta], summaries: Sequence[FrameSummary], through: Mapping[str, int]
+        self, deltas: Sequence[Delta], summaries: Sequence[FrameSummary], through: Mapping[str, int]
     ) -> list[Emission]:
         """As `ResultStore.apply`, after the ledger has applied the catalog's changes."""
         with self._working():
@@ -251,7 +195,7 @@ class LedgerWriter:
             if ref in self._ended:
                 continue
             try:
-                self._catalog_events.end(ref, now_ms)
+                self._catalog.queries.end(ref, now_ms)
                 self._ended.add(ref)
             except StorageError as exc:  # the next call tries again
                 log.warning("query %s has ended, which is not stored: %s", query_key(ref), exc)
@@ -278,7 +222,7 @@ class LedgerWriter:
                         f"query {query_key(ref)}: accepted records came for windows that were final ({reason}); their"
                         f" answers and GET /v1/queries/{ref.name} say how many"
                     )
-                    self._catalog_events.alarm("records-after-final", message, EdgeId(edge), now_ms, query_key(ref))
+                    self._catalog.alarms.add("records-after-final", message, EdgeId(edge), now_ms, query_key(ref))
                     self._alarmed[late] = records
             self._alarmed_in_all = in_all
         except StorageError as exc:  # the store counts the records; the next call tries again
@@ -292,27 +236,42 @@ class LedgerWriter:
                 f"query {query_key(ref)}: records came later than accuracy.delays declares; its early answers no longer"
                 " rely on it, and say how many came"
             )
-            try:
-                self._catalog_events.alarm("delays-exceeded", message, EdgeId(edge), self._now_ms(), query_key(ref))
+            # The ledger counts the records. If the alarm is not stored, the next call tries again.
+            if self._add_alarm("delays-exceeded", message, query_key(ref), EdgeId(edge)):
                 self._alarmed_delays.add((ref, edge))
-            except StorageError as exc:  # the ledger counts the records; the next call tries again
-                log.warning("the alarm about exceeded delays is not stored: %s", exc)
 
     def _apply_catalog_events(self, now_ms: int) -> list[Emission]:
         if abs(step_ms := self._step_ms(now_ms)) >= LEAST_STEP_MS:
             log.warning("the wall clock was set by %+.1f s", step_ms / 1000)
             self._ledger.handle(ClockStepped(step_ms))
-        version, events = self._catalog_events.pending()
+        version, events = self.pending()
         if not events:
             return []
-        self._store.require_newer(self._ledger, self._catalog_events.older_since_ms())
+        self._store.require_newer(self._ledger, self._catalog.backups.older_since_ms())
         emissions = self._tick(events, now_ms)
         self._metrics.keep_only(
             {e.query.ref.name for e in events if isinstance(e, QueryRegistered)},
             {edge.edge for e in events if isinstance(e, EdgesChanged) for edge in e.edges if not edge.retired},
         )
-        self._catalog_events.acknowledge(version)
+        self._acknowledged = version
         return emissions
+
+    def pending(self) -> tuple[int, list[LedgerEvent]]:
+        """Returns the catalog's version, and the events since the version whose events the ledger has applied.
+
+        Only queries of the partition of this driver are among them. Raises StorageError.
+        """
+        # The version is read first: a change during the following reads makes a new version, which the next call
+        # reports.
+        version, partition = self._catalog.version(), self._store.partition
+        if version == self._acknowledged:
+            return version, []
+        queries = [query for query in self._catalog.queries.all(deleted=True) if query.key in partition]
+        # A deletion ends all versions up to its own, so it precedes the registration of a later version.
+        events: list[LedgerEvent] = [EdgesChanged(tuple(self._catalog.edges.all()))]
+        events += [QueryDeleted(query.ref) for query in queries if query.deleted_at_ms is not None]
+        events += [QueryRegistered(query) for query in queries if query.deleted_at_ms is None]
+        return version, events
 
     def _step_ms(self, now_ms: int) -> int:
         """Returns by how much the wall clock was set since the last call."""
@@ -351,18 +310,22 @@ class LedgerWriter:
         with self._lock:
             return list(self._awaited)
 
-    def spill(self, key: str, log_dir: Path) -> list[SpilledSpan]:
-        """Writes what tasks merge for the answers of a query to files. Raises StorageError, OSError."""
+    def segment_prefix(self, number: int) -> str:
+        """Returns the prefix of the names of the segments that a plan's tasks write (`DeltaSegments`)."""
+        return f"{self._store.partition.directory}/{self._store.epoch}/{number}"
+
+    def parts(self, key: str, prefix: str) -> list[SpanPart]:
+        """Returns what tasks merge for the answers of a query. Raises StorageError."""
         with self._lock:
             spans = self._awaited.get(key, ())
-        return [self._store.spill(span, log_dir) for span in spans]
+        return [self._store.part(span, prefix) for span in spans]
 
-    def give(self, key: str, merges: Sequence[tuple[SpilledSpan, SpanMerge]]) -> None:
+    def give(self, key: str, merges: Sequence[SpanMerge]) -> None:
         """Writes the answers of a query that are due now, with costly merges. Raises as `advance`."""
         with self._working():
             now_ms = self._now_ms()
-            for spilled, merge in merges:
-                self._store.keep_merge(self._ledger, spilled.ids, merge, now_ms)
+            for merge in merges:
+                self._store.keep_merge(self._ledger, merge, now_ms)
             self._awaited.pop(key, None)
             self._ledger.pause(query_from_key(key), 0)
             self._tick([], now_ms)
@@ -373,10 +336,11 @@ class LedgerWriter:
         """Removes the alarms about queries that were tried again, and did not fail."""
         try:
             if not self._has_earlier_alarms:
-                self._failing = dict.fromkeys(self._catalog_events.with_alarm(FAILING), 0) | self._failing
+                failing = [a.query for a in self._catalog.alarms.latest() if a.kind == FAILING]
+                self._failing = dict.fromkeys((q for q in failing if q in self._store.partition), 0) | self._failing
                 self._has_earlier_alarms = True
             for key in [key for key, until_ms in self._failing.items() if until_ms <= now_ms]:
-                self._catalog_events.end_alarm(FAILING, key)
+                self._catalog.alarms.end(FAILING, EdgeId(""), key)
                 del self._failing[key]
         except StorageError as exc:
             log.warning("the alarms about queries that work again are not removed: %s", exc)
@@ -392,10 +356,7 @@ class LedgerWriter:
         self._metrics.failures.labels("query").inc()
         query = query_key(failure.query)
         self._failing[query] = until_ms
-        try:
-            self._catalog_events.alarm(FAILING, message[:MAX_MESSAGE], EdgeId(""), now_ms, query)
-        except StorageError as exc:  # the query fails again in a minute
-            log.warning("the alarm about a failing query is not stored: %s", exc)
+        self._add_alarm(FAILING, message, query)  # if that fails: the query fails again in a minute
 
     def _report_refused(self) -> None:
         """Counts merged partials that the store has refused, and adds alarms. The answers state them."""
@@ -406,10 +367,16 @@ class LedgerWriter:
             delta = refused.delta
             message = f"query {delta.query}, slice {delta.slice_start_ms}: {refused.reason}"[:MAX_MESSAGE]
             log.error("partial-refused: %s", message)
-            try:
-                self._catalog_events.alarm("partial-refused", message, EdgeId(""), self._now_ms(), delta.query)
-            except StorageError as exc:
-                log.warning("the alarm about a refused partial is not stored: %s", exc)
+            self._add_alarm("partial-refused", message, delta.query)
+
+    def _add_alarm(self, kind: str, message: str, query: str, edge: EdgeId = EdgeId("")) -> bool:  # noqa: B008
+        """Adds an alarm about a query. Returns whether it is stored."""
+        try:
+            self._catalog.alarms.add(kind, message[:MAX_MESSAGE], edge, self._now_ms(), query)
+        except StorageError as exc:
+            log.warning("the alarm %s about query %s is not stored: %s", kind, query, exc)
+            return False
+        return True
 
     def _count(self, emissions: Sequence[Emission], cause: str) -> None:
         if emissions:
@@ -453,7 +420,7 @@ class LedgerWriter:
             raise StorageError("the job is stopping")
 
 
-class Deadlines:
+class DeadlineLoop:
     """Advances the writer until stopped, while `leads` is set. Answers become due without data, and without Spark."""
 
     def __init__(

@@ -24,23 +24,23 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
 from center.job.merge import Frame
-from edgewater.model.streams import EdgeId
+from edgewater.base.streams import EdgeId
 
-DEATHS = 2
+DEATHS = 2  # limit: deaths that one frame can cause
 """A frame that was alone is to blame after this many deaths of its worker. A worker may die for other reasons."""
 MAX_CULPRITS = 8
 """How many frames of a query, from more than one edge, may be quarantined in a row. After so many without an applied
 frame in between, the fault is not in the frames."""
-SUSPECT_S = 20.0
+SUSPECT_S = 20.0  # limit: time of a frame that hangs
 """How long the tasks of a suspect plan may take; a second is usual. Other tasks that are silent are ended by Spark."""
-PROBE_S = 5.0
+PROBE_S = 5.0  # limit: time of a task without frames
 """If a task without frames takes longer, the machine is starved, and no frame is to blame."""
-FIRST_DELAY_S, MAX_DELAY_S = 0.2, 5.0
+FIRST_DELAY_S, MAX_DELAY_S = 0.2, 5.0  # limit: attempts while something fails
 """Delay after a failure that is not the frames', doubled with each further one."""
-LOOK_DELAY_S = 0.5
+LOOK_DELAY_S = 0.5  # limit: reads of an index that fails
 """Delay if the index cannot be read. It never grows, and it counts as no failure: when the database is back, the next
 failure is the first one."""
-ANSWER_DEATHS = 3
+ANSWER_DEATHS = 3  # limit: deaths that one query can cause
 """A query is paused after this many deaths of the workers that merge its answers."""
 MAX_HEAVY = 2
 """The most plans of heavy queries that are merged or applied. It limits the memory for their results."""
@@ -177,7 +177,9 @@ class QueryFault:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """A plan was applied, except the queries in `failed`."""
+    """A plan was applied, except the queries in `failed`. Or the answers of `GiveAnswers` are written, as far as they
+    are due.
+    """
 
     number: int
     failed: Mapping[str, QueryFault] = field(default_factory=dict)
@@ -205,13 +207,6 @@ class AnswersWanted:
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class AnswersGiven:
-    """The answers of a query whose merges were `GiveAnswers` are written, as far as they are due."""
-
-    number: int
-
-
 Event = (
     TermBegan
     | TermEnded
@@ -225,7 +220,6 @@ Event = (
     | NotApplied
     | Released
     | AnswersWanted
-    | AnswersGiven
 )
 
 
@@ -279,7 +273,7 @@ class Apply:
 
 
 @dataclass(frozen=True, slots=True)
-class Quarantine:
+class SetFrameAside:
     """Set a frame aside, and apply it as a loss. The answer is `Applied` or `NotApplied`."""
 
     number: int
@@ -305,7 +299,7 @@ class MergeAnswers:
 
 @dataclass(frozen=True, slots=True)
 class GiveAnswers:
-    """Write the answers whose merges are there. The answer is `AnswersGiven` or `NotApplied`."""
+    """Write the answers whose merges are there. The answer is `Applied` or `NotApplied`."""
 
     number: int
     key: str
@@ -316,7 +310,7 @@ class Sweep:
     """Drop what was applied and is no longer kept."""
 
 
-Effect = Look | Submit | Probe | Cancel | Apply | Quarantine | Pause | MergeAnswers | GiveAnswers | Sweep
+Effect = Look | Submit | Probe | Cancel | Apply | SetFrameAside | Pause | MergeAnswers | GiveAnswers | Sweep
 
 
 class _State(Enum):
@@ -422,7 +416,7 @@ class LoopCore:
                 merging, self._answers[key] = self._answers.get(key, _Answers()), _Answers()
                 self._answers[key].deaths = merging.deaths
                 return [] if merging.number is None else [Cancel(merging.number)]
-            case Merged(number) | MergeFailed(number) | Probed(number) | AnswersGiven(number) | NotApplied(number) if (
+            case Merged(number) | MergeFailed(number) | Probed(number) | Applied(number) | NotApplied(number) if (
                 of := self._key_of(number)
             ):
                 return self._after_answers(event, of, self._answers[of], now_s)
@@ -482,7 +476,7 @@ class LoopCore:
         match event:
             case Merged(number):
                 return [GiveAnswers(number, key)]
-            case AnswersGiven():
+            case Applied():
                 del self._answers[key]
                 self._failures, self._resume_s, self.problem, self._must_look = 0, None, "", True
                 return []
@@ -607,7 +601,7 @@ class LoopCore:
             return self._pause(key, reason)
         self._number += 1
         self._plans[self._number] = _Plan(run, Lane.SUSPECT, _State.APPLYING, is_verdict=True)
-        return [Quarantine(self._number, run, reason)]
+        return [SetFrameAside(self._number, run, reason)]
 
     def _pause(self, key: str, reason: str) -> list[Effect]:
         self._set_aside.add(key)

@@ -1,9 +1,10 @@
 """The tasks. A task of a plan reads a part of the plan's frames from the log, and merges their partials by (query,
 slice). A task of an answer merges stored partials to one.
 
-Tasks run on the executors, which need only the frame log. Here this module must not import SQLAlchemy. The driver knows
-which frames a part has, and reads their other statements from the frame index. So a task returns merged partials, and
-says which frames and partials cannot be used.
+Tasks run on the executors, which need only the frame log and the directory of segments. So this module must not import
+SQLAlchemy. The driver knows which frames a part has, and reads their other statements from the frame index. So a task
+returns merged partials, and says which frames and partials cannot be used. Large results do not pass the driver: the
+task writes them to a segment, and returns where they are (`DeltaSegments.place`).
 
 A task returns its failures as values. An exception of a task would reach the driver as a text of the JVM, like the
 death of a worker. So only a dead or silent worker is a failure of Spark.
@@ -19,15 +20,16 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from center.spark.workers import settle
+from center.spark.workers import in_background, settle
+from center.storage.delta_segments import Delta, DeltaSegments, SegmentRange, SpanMerge, SpanPart, shape_of
 from center.storage.frame_log import FrameEntry, FrameLocation, FrameLog, decode_fetched
-from center.storage.slice_spans import SpanMerge, SpilledSpan
-from edgewater.model.errors import StorageError, SynopsisError
+from center.storage.segment_files import is_lost
+from edgewater.base.errors import CorruptSynopsis, StorageError, SynopsisError
 from edgewater.synopses import CountStack, GroupedAggregate, merge_what_fits
 
-MAX_REASON_BYTES = 2_000
-READ_BYTES = 64 << 20
-"""Bytes of stored partials that a task merges at a time."""
+MAX_REASON_BYTES = 2_000  # limit: length of a message
+READ_BYTES = 64 << 20  # limit: memory of a task
+"""Bytes of stored deltas that a task merges at a time."""
 WARM_PARTIALS = 64
 
 Frame = tuple[str, FrameEntry]
@@ -57,29 +59,27 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class SlicePartial:
-    """A partial of a query's slice, or a merge of several.
-
-    Attributes:
-        position: of its frame; None: it is a merge.
-    """
+    """A partial of a query's slice, from the frame at a position."""
 
     key: str
     slice_start_ms: int
     synopsis: bytes = field(repr=False)
-    position: int | None
+    position: int
 
 
 @dataclass(frozen=True, slots=True)
 class PartMerged:
     """The task has read and merged its frames. Damaged frames and refused partials are among `skipped`."""
 
-    partials: tuple[SlicePartial, ...] = ()
+    deltas: tuple[Delta, ...] = ()
     skipped: tuple[Skipped, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StorageFailed:
-    """The log cannot be read at the moment. This says nothing about the frames: skipping them would lose them."""
+    """The log cannot be read at the moment, or a segment cannot be read or written. This says nothing about the frames:
+    skipping them would lose them.
+    """
 
     reason: str
 
@@ -91,62 +91,74 @@ class TooLargeHere:
     reason: str
 
 
-Part = Sequence[Frame] | SpilledSpan
+Part = Sequence[Frame] | SpanPart
 """What a task merges."""
 PartOutcome = PartMerged | SpanMerge | StorageFailed | TooLargeHere
 
 
-def merge_part(log_dir: str, part: Part) -> PartOutcome:
-    """Reads and merges frames, ordered by position within a query, or stored partials. Never raises for a fault of
-    storage or data.
-    """
-    directory = Path(log_dir)
-    try:
-        if isinstance(part, SpilledSpan):
-            return _merge_span(directory, part)
-        partials, damaged = read_frames(FrameLog(directory), directory, part)
-        merged, refused = merge_partials(partials)
-    except StorageError as exc:
-        return StorageFailed(as_reason(f"{exc.code}: {exc}"))
-    except MemoryError as exc:
-        return TooLargeHere(as_reason(f"MemoryError: {exc}"))
-    return PartMerged(tuple(merged), (*damaged, *refused))
-
-
 class MergeTask:
-    """`merge_part` as a function for `RDD.mapPartitions`; the elements are parts."""
+    """The function of the tasks. Called with the elements of an RDD's partition: prefixes of segments, parts, and
+    whether a part leaves the CPU to others.
+    """
 
-    def __init__(self, log_dir: str) -> None:
-        self._log_dir = log_dir
+    def __init__(self, log_dir: Path, segments: DeltaSegments) -> None:
+        self._log_dir, self._segments = log_dir, segments
 
-    def __call__(self, parts: Iterator[Part]) -> Iterator[PartOutcome]:
+    def __call__(self, parts: Iterator[tuple[str, Part, bool]]) -> Iterator[PartOutcome]:
         settle()
-        for part in parts:  # all of its input, else Spark does not reuse the worker
-            yield merge_part(self._log_dir, part)
+        for prefix, part, is_background in parts:  # all of its input, else Spark does not reuse the worker
+            yield in_background(self.merge, prefix, part) if is_background else self.merge(prefix, part)
 
+    def merge(self, prefix: str, part: Part) -> PartOutcome:
+        """Reads and merges frames, ordered by position within a query, or stored deltas. Writes at most one segment.
 
-def _merge_span(log_dir: Path, part: SpilledSpan) -> SpanMerge:
-    """Merges the partials of a span in groups of `READ_BYTES`. Raises StorageError, MemoryError."""
-    merged: bytes | None = None
-    group: list[bytes] = []
-    try:
-        for partial in part.read(log_dir):
-            group.append(partial)
-            if sum(map(len, group)) > READ_BYTES:
-                merged = GroupedAggregate.merge_bytes(group)
-                group = [merged]
-        merged = group[0] if len(group) == 1 else GroupedAggregate.merge_bytes(group)
-        refused: dict[int, Exception] = {}
-    except StorageError:
-        raise
-    except Exception as exc:
-        if is_for_memory(exc):
-            raise MemoryError(str(exc)) from exc
-        merged, refused = merge_what_fits(list(part.read(log_dir)))
-        refused = refused or {len(part.sizes) - 1: exc}  # in another order they merge
-    size = len(merged or b"")
-    reasons = tuple((n, as_reason(f"{type(exc).__name__}: {exc}")) for n, exc in refused.items())
-    return SpanMerge(part.span, merged if size <= part.most_bytes else None, size, reasons)
+        Never raises for a fault of storage or data.
+        """
+        try:
+            if isinstance(part, SpanPart):
+                return self._merge_span(prefix, part)
+            partials, damaged = read_frames(FrameLog(self._log_dir), self._log_dir, part)
+            merged, refused = merge_partials(partials)
+            placed = map(_with_shape, self._segments.place(prefix, merged), merged)
+            return PartMerged(tuple(placed), (*damaged, *refused))
+        except StorageError as exc:
+            return StorageFailed(as_reason(f"{exc.code}: {exc}"))
+        except MemoryError as exc:
+            return TooLargeHere(as_reason(f"MemoryError: {exc}"))
+
+    def _merge_span(self, prefix: str, part: SpanPart) -> SpanMerge:
+        """Merges the deltas of a span in groups of `READ_BYTES`. Raises StorageError, MemoryError."""
+        refused = dict[int, Exception]()
+        group: list[bytes] = []
+        try:
+            for _, data in self._read(part, refused):
+                group.append(data)
+                if sum(map(len, group)) > READ_BYTES:
+                    group = [GroupedAggregate.merge_bytes(group)]
+            merged = GroupedAggregate.merge_bytes(group) if group else None
+        except StorageError:
+            raise
+        except Exception as exc:
+            if is_for_memory(exc):
+                raise MemoryError(str(exc)) from exc
+            numbers, read = zip(*self._read(part, refused), strict=True)
+            merged, left_out = merge_what_fits(read)
+            refused |= {numbers[n]: failure for n, failure in left_out.items()}
+            refused = refused or {numbers[-1]: exc}  # in another order they merge
+        size = len(merged or b"")
+        reasons = tuple((part.ids[n], as_reason(f"{type(exc).__name__}: {exc}")) for n, exc in sorted(refused.items()))
+        if merged is None or size > part.most_bytes:
+            return SpanMerge(part.span, part.ids, None, size, reasons)
+        (delta,) = self._segments.place(prefix, [Delta(part.span.key, part.span.from_ms, merged)])
+        return SpanMerge(part.span, part.ids, delta.data, size, reasons)
+
+    def _read(self, part: SpanPart, damaged: dict[int, Exception]) -> Iterator[tuple[int, bytes]]:
+        """Yields the deltas with their numbers; adds the others to `damaged`. Raises StorageError."""
+        for number, data in enumerate(part.data):
+            try:
+                yield number, self._segments.read(data)
+            except CorruptSynopsis as exc:
+                damaged[number] = exc
 
 
 def warm_task(numbers: Iterator[int]) -> list[int]:
@@ -175,7 +187,7 @@ def read_frames(log: FrameLog, log_dir: Path, frames: Sequence[Frame]) -> tuple[
             if identity != (entry.query, entry.edge, entry.incarnation, entry.seq):
                 raise StorageError(f"the log holds frame {identity}, the index says {entry}")
         except StorageError as exc:
-            if isinstance(exc.__cause__, OSError) and not _is_lost(exc.__cause__, log_dir):
+            if isinstance(exc.__cause__, OSError) and not is_lost(exc.__cause__, log_dir):
                 raise
             damaged.append(Skipped(key, entry.position, SkipKind.DAMAGED, as_reason(str(exc))))
             continue
@@ -183,15 +195,7 @@ def read_frames(log: FrameLog, log_dir: Path, frames: Sequence[Frame]) -> tuple[
     return partials, damaged
 
 
-def _is_lost(error: OSError, log_dir: Path) -> bool:
-    """Returns whether a missing file is lost: the log has other files.
-
-    If the log is empty, a volume is probably not mounted.
-    """
-    return isinstance(error, FileNotFoundError) and log_dir.is_dir() and any(log_dir.iterdir())
-
-
-def merge_partials(partials: Iterable[SlicePartial]) -> tuple[list[SlicePartial], list[Skipped]]:
+def merge_partials(partials: Iterable[SlicePartial]) -> tuple[list[Delta], list[Skipped]]:
     """Merges partials to one per (query, slice), and returns the partials that cannot be read. Pure.
 
     An exception of a partial affects only that partial: foreign bytes may trigger any fault of the decoders. If some
@@ -203,7 +207,7 @@ def merge_partials(partials: Iterable[SlicePartial]) -> tuple[list[SlicePartial]
     by_slice: defaultdict[tuple[str, int], list[SlicePartial]] = defaultdict(list)
     for partial in partials:
         by_slice[partial.key, partial.slice_start_ms].append(partial)
-    merged: list[SlicePartial] = []
+    merged: list[Delta] = []
     refused: list[Skipped] = []
     for same in by_slice.values():
         try:
@@ -215,7 +219,7 @@ def merge_partials(partials: Iterable[SlicePartial]) -> tuple[list[SlicePartial]
     return merged, refused
 
 
-def _merge_what_fits(partials: list[SlicePartial], merged: list[SlicePartial], refused: list[Skipped]) -> None:
+def _merge_what_fits(partials: list[SlicePartial], merged: list[Delta], refused: list[Skipped]) -> None:
     while partials:
         synopsis, left_out = merge_what_fits([p.synopsis for p in partials])
         if short := next((exc for exc in left_out.values() if is_for_memory(exc)), None):
@@ -227,13 +231,20 @@ def _merge_what_fits(partials: list[SlicePartial], merged: list[SlicePartial], r
         partials = [partials[number] for number in left_out]
 
 
-def _merged(partials: Sequence[SlicePartial], synopsis: bytes) -> SlicePartial:
-    position = partials[0].position if len(partials) == 1 else None
-    return replace(partials[0], synopsis=synopsis, position=position)
+def _with_shape(placed: Delta, merged: Delta) -> Delta:
+    """Returns a delta that states its shape: of bytes in a segment, the store cannot see it."""
+    if not isinstance(placed.data, SegmentRange):
+        return placed
+    assert isinstance(merged.data, bytes)
+    return replace(placed, data=replace(placed.data, shape=shape_of(merged.data)))
+
+
+def _merged(partials: Sequence[SlicePartial], synopsis: bytes) -> Delta:
+    first = partials[0]
+    return Delta(first.key, first.slice_start_ms, synopsis, first.position if len(partials) == 1 else None)
 
 
 def _refused(partial: SlicePartial, exc: Exception) -> Skipped:
-    assert partial.position is not None, "what a task has read is of one frame"
     code = exc.code if isinstance(exc, SynopsisError) else type(exc).__name__
     reason = as_reason(f"{code}: {exc}")
     return Skipped(partial.key, partial.position, SkipKind.REFUSED, reason, partial.slice_start_ms)

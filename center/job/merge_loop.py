@@ -6,7 +6,7 @@ import logging
 import queue
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from functools import partial
@@ -14,13 +14,14 @@ from functools import partial
 from center.catalog import SetAside
 from center.job import loop_core
 from center.job.batch_applier import BatchApplier, Times
+from center.job.delta_sweep import DeltaSweep
 from center.job.loop_core import Effect, Event, Fault, Lane, LoopCore, QueryFault, Run
-from center.job.merge import PartMerged, PartOutcome, SkipKind, Skipped, StorageFailed, TooLargeHere
+from center.job.merge import Part, PartMerged, PartOutcome, SkipKind, Skipped, StorageFailed, TooLargeHere
 from center.job.merger import Merger, SparkLost, TasksFailed
 from center.job.planner import FramePlanner, divide
 from center.results import LeaseLost
-from center.storage.slice_spans import SpanMerge, SpilledSpan
-from edgewater.model.errors import StorageError, named
+from center.storage.delta_segments import SpanMerge
+from edgewater.base.errors import StorageError, named
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,8 @@ class MergeLoop:
 
     Args:
         parallelism: number of tasks of a large plan.
-        sweep: drops what was applied; its failures are logged.
+        retention: drops the frames that were applied; its failures are logged.
+        segments: sweeps the results that are not applied.
         now_ms, monotonic: wall clock, and clock in seconds.
     """
 
@@ -52,20 +54,19 @@ class MergeLoop:
         applier: BatchApplier,
         merger: Merger,
         parallelism: int,
-        sweep: Callable[[], object],
+        retention: Callable[[], object],
+        segments: DeltaSweep,
         *,
         now_ms: Callable[[], int],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.core = LoopCore()
         self._planner, self._applier, self._merger = planner, applier, merger
-        self._parallelism, self._sweep = parallelism, sweep
+        self._parallelism, self._retention, self._segments = parallelism, retention, segments
         self._now_ms, self._monotonic = now_ms, monotonic
         self._events: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
         self._merges: dict[int, _Merge] = {}
-        # What tasks merge for answers, and the merges.
-        self._answers: dict[int, list[SpilledSpan]] = {}
-        self._answer_merges: dict[int, list[SpanMerge]] = {}
+        self._answers: dict[int, list[SpanMerge]] = {}
         self._sweep_failures = 0
         self.applied = 0
         """Number of plans that were applied."""
@@ -116,10 +117,8 @@ class MergeLoop:
         if events or (deadline_s is not None and deadline_s <= self._monotonic()):
             self.handle(loop_core.Woken())  # one look for all of them
         self._merges = {number: merge for number, merge in self._merges.items() if self.core.has_plan(number)}
-        for number in [number for number in self._answers if not self.core.has_plan(number)]:
-            self._answer_merges.pop(number, None)
-            for spilled in self._answers.pop(number):
-                spilled.remove(self._applier.log_dir)
+        for number in [number for number in list(self._answers) if not self.core.has_plan(number)]:
+            del self._answers[number]
         return bool(events)
 
     def _drain(self, wait_s: float) -> list[Event | BaseException]:
@@ -147,7 +146,7 @@ class MergeLoop:
                 return self._submit(number, run, lane)
             case loop_core.Apply(number, run):
                 return self._apply(number, run)
-            case loop_core.Quarantine(number, run, reason):
+            case loop_core.SetFrameAside(number, run, reason):
                 now_ms = self._now_ms()
                 apply_loss = partial(self._applier.apply_loss, run, reason, Times(now_ms, now_ms))
                 return self._applied(number, apply_loss)
@@ -167,7 +166,10 @@ class MergeLoop:
         return None
 
     def _look(self, effect: loop_core.Look) -> Event:
+        if self._segments.is_full:
+            self._try_sweep()
         try:
+            self._segments.require_room()
             looked = self._planner.look(effect)
         except Exception as exc:
             return loop_core.LookFailed(named(exc))
@@ -189,28 +191,29 @@ class MergeLoop:
         # A heavy query leaves a core to the others.
         tasks = {Lane.LIGHT: self._parallelism, Lane.HEAVY: max(1, self._parallelism - 1), Lane.SUSPECT: 1}
         parts = divide(read, tasks[lane]) if read else []
-        if not parts:
-            return self._returned(number, [])
-        described = f"plan {number}, {lane}: {len(read)} frames of {len(run.through)} queries"
-        self._merger.submit(number, parts, lane, described).add_done_callback(partial(self._tasks_done, number))
-        return None
+        return self._start(number, parts, lane, f"{len(read)} frames of {len(run.through)} queries")
 
     def _merge_answers(self, number: int, key: str) -> Event | None:
+        writer = self._applier.writer
         try:
-            parts = self._answers[number] = self._applier.writer.spill(key, self._applier.log_dir)
-        except (StorageError, OSError) as exc:
+            parts = writer.parts(key, writer.segment_prefix(number))
+        except StorageError as exc:
             return loop_core.MergeFailed(number, Fault.SYSTEM, named(exc))
+        return self._start(number, parts, Lane.ANSWER, f"{len(parts)} merges of query {key}")
+
+    def _start(self, number: int, parts: Sequence[Part], lane: Lane, what: str) -> Event | None:
+        """Starts the tasks of a plan. Without parts, they have returned."""
         if not parts:
             return self._returned(number, [])
-        described = f"plan {number}, {Lane.ANSWER}: {len(parts)} merges of query {key}"
-        self._merger.submit(number, parts, Lane.ANSWER, described).add_done_callback(partial(self._tasks_done, number))
+        prefix = self._applier.writer.segment_prefix(number)
+        tasks = self._merger.submit(number, parts, lane, f"plan {number}, {lane}: {what}", prefix)
+        tasks.add_done_callback(partial(self._tasks_done, number))
         return None
 
     def _give(self, number: int, key: str) -> Event:
         def give() -> Event:
-            merges = {merge.span: merge for merge in self._answer_merges.get(number, ())}
-            self._applier.writer.give(key, [(each, merges[each.span]) for each in self._answers[number]])
-            return loop_core.AnswersGiven(number)
+            self._applier.writer.give(key, self._answers.get(number, ()))
+            return loop_core.Applied(number)
 
         return self._written(number, f"the answers of query {key}", give)
 
@@ -237,8 +240,8 @@ class MergeLoop:
                     merged.append(outcome)
                 case SpanMerge():
                     answers.append(outcome)
-        if number in self._answers:
-            self._answer_merges[number] = answers
+        if answers:
+            self._answers[number] = answers
         merge = self._merges.get(number)
         if merge is not None:  # of this term
             merge.outcomes, merge.merged_ms = (*merged, PartMerged(skipped=merge.skipped)), self._now_ms()
@@ -287,7 +290,8 @@ class MergeLoop:
 
     def _try_sweep(self) -> None:
         try:
-            self._sweep()
+            self._retention()
+            self._segments.run(self._now_ms(), self.core.has_plan)
             self._sweep_failures = 0
         except LeaseLost:
             raise

@@ -18,7 +18,8 @@ STARVED = "Python worker failed to connect back"
 """Spark's message when a Python process has not connected within `WORKER_TIMEOUT_S`. The machine is starved, or out of
 processes. The attempt is repeated, and no frame is to blame."""
 WARM_ROUNDS = 2
-Task = Callable[[Iterator[Part]], Iterator[PartOutcome]]
+Task = Callable[[Iterator[tuple[str, Part, bool]]], Iterator[PartOutcome]]
+BACKGROUND = Lane.HEAVY, Lane.ANSWER
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +43,14 @@ class SparkLost(Exception):
 class Merger(Protocol):
     """Runs tasks. Results come in any order, possibly after `cancel`. The futures raise TasksFailed or SparkLost."""
 
-    def submit(self, number: int, parts: Sequence[Part], lane: Lane, description: str) -> Future[list[PartOutcome]]:
-        """Merges each part by a task (`merge_part`), and returns the outcomes in any order."""
+    def submit(
+        self, number: int, parts: Sequence[Part], lane: Lane, description: str, prefix: str
+    ) -> Future[list[PartOutcome]]:
+        """Merges each part by a task (`MergeTask.merge`), and returns the outcomes in any order.
+
+        Args:
+            prefix: of the names of segments.
+        """
 
     def probe(self) -> Future[None]:
         """Runs a task without frames."""
@@ -74,8 +81,11 @@ class SparkMerger:
         self._lanes = {lane: ThreadPoolExecutor(1, f"spark-{lane}") for lane in Lane}
         self._probes = ThreadPoolExecutor(1, "spark-probe")
 
-    def submit(self, number: int, parts: Sequence[Part], lane: Lane, description: str) -> Future[list[PartOutcome]]:
-        return self._lanes[lane].submit(self._run, _tag(number), list(parts), lane, description)
+    def submit(
+        self, number: int, parts: Sequence[Part], lane: Lane, description: str, prefix: str
+    ) -> Future[list[PartOutcome]]:
+        inputs = [(prefix, part, lane in BACKGROUND) for part in parts]
+        return self._lanes[lane].submit(self._run, _tag(number), inputs, lane, description)
 
     def probe(self) -> Future[None]:
         return self._probes.submit(self._warm, 1)
@@ -105,7 +115,7 @@ class SparkMerger:
         for threads in (*self._lanes.values(), self._probes):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    def _run(self, tag: str, parts: list[Part], lane: Lane, description: str) -> list[PartOutcome]:
+    def _run(self, tag: str, parts: list[tuple[str, Part, bool]], lane: Lane, description: str) -> list[PartOutcome]:
         with self._stating_failures():
             self._context.addJobTag(tag)
             self._context.setLocalProperty("spark.scheduler.pool", lane)  # pools share the cores equally

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary
+from prometheus_client.metrics import MetricWrapperBase
 
 from center.ledger import Emission, FrameSummary
 from edgewater.answers import Phase
@@ -14,9 +16,12 @@ from edgewater.wire import QueryRef
 
 log = logging.getLogger(__name__)
 
-WAIT_BUCKETS_S = (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0)
+Metric = TypeVar("Metric", bound=MetricWrapperBase)
+
+WAIT_BUCKETS_S = (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0)  # format: buckets of a histogram
+# format: buckets of a histogram
 STAGE_BUCKETS_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0, 10.0, 60.0)
-DELAY_BUCKETS_S = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 120.0)
+DELAY_BUCKETS_S = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 120.0)  # format: buckets of a histogram
 
 
 class JobMetrics:
@@ -24,10 +29,10 @@ class JobMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._add_batches("edgewater_job")
-        self._add_queries("edgewater_job")
-        self._add_early_answers("edgewater_job")
-        self._add_driver("edgewater_job")
+        self._add_batches()
+        self._add_queries()
+        self._add_early_answers()
+        self._add_driver()
         self._by_query = (
             self.missed,
             self.first_answer,
@@ -42,137 +47,127 @@ class JobMetrics:
         self._queries: AbstractSet[str] = frozenset()
         self._edges: AbstractSet[str] = frozenset()
 
-    def _add_batches(self, name: str) -> None:
-        self.batches = Counter(f"{name}_batches", "Batches of frames (plans) applied.", registry=self.registry)
-        self.rows = Counter(f"{name}_rows", "Rows after merging.", registry=self.registry)
-        self.frames = Counter(f"{name}_frames", "Frames applied.", registry=self.registry)
-        self.batch_seconds = Histogram(
-            f"{name}_batch_seconds",
+    def _add(self, kind: type[Metric], name: str, text: str, labels: Sequence[str] = (), **options: Any) -> Metric:
+        """Creates a metric of the job, and registers it."""
+        return kind(f"edgewater_job_{name}", text, labels, registry=self.registry, **options)
+
+    def _add_batches(self) -> None:
+        add = self._add
+        self.batches = add(Counter, "batches", "Batches of frames (plans) applied.")
+        self.rows = add(Counter, "rows", "Rows after merging.")
+        self.frames = add(Counter, "frames", "Frames applied.")
+        self.batch_seconds = add(
+            Histogram,
+            "batch_seconds",
             "From the start of a batch's tasks until it is applied; a batch is merged while the one before is applied.",
-            registry=self.registry,
         )
-        self.frame_delay = Histogram(
-            f"{name}_frame_delay_seconds",
+        self.frame_delay = add(
+            Histogram,
+            "frame_delay_seconds",
             "From the arrival of a frame at the gateway until it is applied.",
             buckets=DELAY_BUCKETS_S,
-            registry=self.registry,
         )
-        self.first_answer = Summary(
-            f"{name}_first_answer_seconds",
+        self.first_answer = add(
+            Summary,
+            "first_answer_seconds",
             "From a window's end until its first answer is in the store, by stage: until its last frame was at the "
             "gateway (arrive), until its batch began (wait), merging (merge), until the batch before was applied "
             "(queue), transaction (apply).",
             ["query", "stage"],
-            registry=self.registry,
         )
-        self.first_answer_stage = Histogram(
-            f"{name}_first_answer_stage_seconds",
-            "The same, of all queries.",
-            ["stage"],
-            buckets=STAGE_BUCKETS_S,
-            registry=self.registry,
+        self.first_answer_stage = add(
+            Histogram, "first_answer_stage_seconds", "The same, of all queries.", ["stage"], buckets=STAGE_BUCKETS_S
         )
-        self.last_batch = Gauge(
-            f"{name}_last_batch_timestamp_seconds", "When the last batch was applied.", registry=self.registry
+        self.unapplied_bytes = add(
+            Gauge, "unapplied_result_bytes", "Bytes of segments with results of tasks that are not applied."
         )
+        self.last_batch = add(Gauge, "last_batch_timestamp_seconds", "When the last batch was applied.")
 
-    def _add_queries(self, name: str) -> None:
-        self.answers = Counter(f"{name}_answers", "Answers.", ["cause"], registry=self.registry)
-        self.missed = Counter(
-            f"{name}_missed_deadlines",
+    def _add_queries(self) -> None:
+        add = self._add
+        self.answers = add(Counter, "answers", "Answers.", ["cause"])
+        self.missed = add(
+            Counter,
+            "missed_deadlines",
             "Windows whose first answer was later than the staleness budget.",
             ["query"],
-            registry=self.registry,
         )
-        self.final_answers = Counter(
-            f"{name}_final_answers_by_cause",
+        self.final_answers = add(
+            Counter,
+            "final_answers_by_cause",
             "Final answers, by the first cause why they do not meet their contract whatever their values are; `none`:"
             " there is no such cause.",
             ["query", "cause"],
-            registry=self.registry,
         )
-        self.set_aside = Gauge(
-            f"{name}_set_aside_queries",
+        self.set_aside = add(
+            Gauge,
+            "set_aside_queries",
             "Queries whose frames are kept and not applied: paused until the job tries them again, or quarantined until"
             " an operator retries them.",
             ["state"],
-            registry=self.registry,
         )
-        self.skipped = Counter(
-            f"{name}_skipped", "Frames and partials that cannot be applied.", ["kind"], registry=self.registry
-        )
-        self.losses = Counter(
-            f"{name}_input_losses",
-            "Losses of input that edges have stated, once per query.",
-            ["reason"],
-            registry=self.registry,
+        self.skipped = add(Counter, "skipped", "Frames and partials that cannot be applied.", ["kind"])
+        self.losses = add(
+            Counter, "input_losses", "Losses of input that edges have stated, once per query.", ["reason"]
         )
 
-    def _add_early_answers(self, name: str) -> None:
-        self.report_delay = Histogram(
-            f"{name}_report_delay_seconds",
+    def _add_early_answers(self) -> None:
+        add = self._add
+        self.report_delay = add(
+            Histogram,
+            "report_delay_seconds",
             "From the time that an edge's arrival report is about until its frame is at the gateway.",
             buckets=STAGE_BUCKETS_S,
-            registry=self.registry,
         )
         # By query, only sum and count: buckets of hundreds of queries would make a scrape take seconds of the job's
         # CPU.
-        self.coverage = Gauge(
-            f"{name}_interval_coverage_ratio",
+        self.coverage = add(
+            Gauge,
+            "interval_coverage_ratio",
             "Fraction of the query's last early-answered windows whose first interval contained the final value.",
             ["query"],
-            registry=self.registry,
         )
-        self.confidence = Gauge(
-            f"{name}_interval_confidence_ratio",
+        self.confidence = add(
+            Gauge,
+            "interval_confidence_ratio",
             "The confidence of the query's accuracy: what the coverage should be.",
             ["query"],
-            registry=self.registry,
         )
-        self.verified = Counter(
-            f"{name}_verified_intervals",
+        self.verified = add(
+            Counter,
+            "verified_intervals",
             "Early answers compared with the final one, by whether their interval contained it.",
             ["query", "held"],
-            registry=self.registry,
         )
-        self.chosen_wait = Histogram(
-            f"{name}_chosen_wait_seconds",
+        self.chosen_wait = add(
+            Histogram,
+            "chosen_wait_seconds",
             "Event time from a window's end until its first early answer.",
             ["query"],
             buckets=WAIT_BUCKETS_S,
-            registry=self.registry,
         )
-        self.straggler_share = Gauge(
-            f"{name}_straggler_share",
+        self.straggler_share = add(
+            Gauge,
+            "straggler_share",
             "Fraction of the last early answer's records that had not arrived.",
             ["query"],
-            registry=self.registry,
         )
-        self.needed_rate = Gauge(
-            f"{name}_needed_sampling_rate",
+        self.needed_rate = add(
+            Gauge,
+            "needed_sampling_rate",
             "Fraction of an edge's records that the accuracy needs processed.",
             ["query", "edge"],
-            registry=self.registry,
         )
 
-    def _add_driver(self, name: str) -> None:
-        self.start_seconds = Gauge(
-            f"{name}_start_seconds",
-            "From the begin of the driver's term until frames were applied, or none was left.",
-            registry=self.registry,
+    def _add_driver(self) -> None:
+        add = self._add
+        self.start_seconds = add(
+            Gauge, "start_seconds", "From the begin of the driver's term until frames were applied, or none was left."
         )
-        self.leads = Gauge(
-            f"{name}_leads", "1: this driver holds the lease; 0: it is a standby.", registry=self.registry
-        )
-        self.drivers = Gauge(
-            f"{name}_drivers", "Drivers that lead at the same time (spark.drivers).", registry=self.registry
-        )
-        self.lease_epoch = Gauge(
-            f"{name}_lease_epoch",
-            "How often the lease had been taken when this driver took it.",
-            registry=self.registry,
-        )
-        self.failures = Counter(f"{name}_failures", "Failures that are retried.", ["where"], registry=self.registry)
+        self.leads = add(Gauge, "leads", "1: this driver holds the lease; 0: it is a standby.")
+        self.drivers = add(Gauge, "drivers", "Drivers that lead at the same time (spark.drivers).")
+        self.lease_epoch = add(Gauge, "lease_epoch", "How often the lease had been taken when this driver took it.")
+        self.failures = add(Counter, "failures", "Failures that are retried.", ["where"])
 
     def keep_only(self, queries: AbstractSet[str], edges: AbstractSet[str]) -> None:
         """Removes the series of queries that have been deleted, and of edges that have been retired.

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from center.catalog import Catalog, LastPositions
-from center.job.admission import AdmissionPolicy, BatchLimits, LeastSlack, PendingFrame
+from center.job.admission import BatchLimits, LeastSlack
 from center.job.coalescing import MANY_FRAMES, BatchCoalescer
 from center.job.loop_core import Look, Looked, Run
 from center.job.merge import Frame
 from center.storage.frame_log import FrameEntry
 from center.storage.query_partition import ALL_QUERIES, QueryPartition
-from edgewater.guard.frame_work import BYTES_PER_UNIT
 from edgewater.model.registered_query import query_key
 from edgewater.model.windows import window_ends
 
 HEAVY_BYTES = 4 << 20
-"""A query is heavy if its pending frames have more bytes than this per window (`_size`): a merge of 0.15 s. A query
-that is behind has pending frames of many windows, and is as light as before."""
-HEAVY_PLAN_BYTES = 64 << 20
+"""A query is heavy if its pending frames have more bytes than this per window (`FrameEntry.size`): a merge of 0.15 s. A
+query that is behind has pending frames of many windows, and is as light as before."""
+HEAVY_PLAN_BYTES = 64 << 20  # limit: memory of a plan
 """Of a plan of a heavy query, which no other query waits for. Its partials are merged by tasks. With smaller plans, the
 driver would merge more of their results, and all queries wait for the driver."""
 MIN_PART_BYTES = 2 << 20
@@ -43,7 +42,7 @@ class FramePlanner:
         monotonic: Callable[[], float],
         *,
         partition: Callable[[], QueryPartition] = lambda: ALL_QUERIES,
-        admission: AdmissionPolicy | None = None,
+        admission: LeastSlack | None = None,
         heavy_bytes: int = HEAVY_BYTES,
     ) -> None:
         self._catalog, self._consumed, self._limits, self._monotonic = catalog, consumed, limits, monotonic
@@ -75,7 +74,7 @@ class FramePlanner:
         self._read_ahead(after, last)
         heavy = self._heavy(last) if len(known.by_key) > 1 else []
         light = {key: end for key, end in last.items() if key not in heavy}
-        ends = self._admission.admit(after, light, self._pending, self._limits)
+        ends = self._admission.admit(after, light, self._frames, self._limits)
         alone = [self._run(after, {key: self._share(key)}) for key in heavy[: effect.heavy]]
         if not ends and not alone:
             self._nothing = None if heavy else (known, after, effect.without, partition)
@@ -93,7 +92,7 @@ class FramePlanner:
         heavy: list[tuple[int, str]] = []
         for key in last:
             read = self._read[key]
-            size = sum(map(_size, read))
+            size = sum(entry.size for entry in read)
             if size > self._heavy_bytes:
                 step_ms, offset_ms = self._step_ms(key) or (0, 0)
                 windows = {(e.through_ms - offset_ms) // step_ms for e in read} if step_ms else ()
@@ -105,7 +104,7 @@ class FramePlanner:
         """Returns the position up to which a heavy query's frames are one plan."""
         read, size = self._read[key], 0
         for number, entry in enumerate(read[: self._limits.frames_per_query]):
-            size += _size(entry)
+            size += entry.size
             if number and size > HEAVY_PLAN_BYTES:
                 return read[number - 1].position
         return read[: self._limits.frames_per_query][-1].position
@@ -125,12 +124,6 @@ class FramePlanner:
         self._read_ahead(after, last)
         edges = {key: {str(e.edge) for e in self._frames(key, after.get(key, 0), end)} for key, end in last.items()}
         return self._coalescer.wait_until_s(edges, self._monotonic())
-
-    def _pending(self, key: str, after: int, through: int) -> Sequence[PendingFrame]:
-        return [
-            PendingFrame(e.position, _size(e), e.received_at_ms, e.edge, e.through_ms)
-            for e in self._frames(key, after, through)
-        ]
 
     def _read_ahead(self, start: Mapping[str, int], last: Mapping[str, int]) -> None:
         """Reads the entries of pending frames, as many as a plan may contain, by one statement for all keys."""
@@ -162,24 +155,16 @@ class FramePlanner:
         return self._steps[key]
 
 
-def _size(entry: FrameEntry) -> int:
-    """Returns the size of a frame for admission and division: its bytes before compression.
-
-    If its work in bytes is more, that number is returned.
-    """
-    return max(entry.length, entry.plain_bytes, entry.work * BYTES_PER_UNIT)
-
-
 def divide(frames: Sequence[Frame], parallelism: int) -> list[tuple[Frame, ...]]:
-    """Divides frames, ordered by query, into at most `parallelism` parts of about equal size (`_size`).
+    """Divides frames, ordered by query, into at most `parallelism` parts of about equal size (`FrameEntry.size`).
 
     A part is contiguous. So few queries are in two parts, and most keys are merged where they are read.
     """
-    total_bytes = sum(_size(entry) for _, entry in frames)
+    total_bytes = sum(entry.size for _, entry in frames)
     count = max(1, min(parallelism, total_bytes // MIN_PART_BYTES))
     parts: list[list[Frame]] = [[] for _ in range(count)]
     before_bytes = 0
     for key, entry in frames:
         parts[min(before_bytes * count // max(total_bytes, 1), count - 1)].append((key, entry))
-        before_bytes += _size(entry)
+        before_bytes += entry.size
     return [tuple(part) for part in parts if part]

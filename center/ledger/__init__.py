@@ -11,7 +11,6 @@ from center.ledger.events import (
     Emission,
     FramesMerged,
     FrameSummary,
-    LateSlice,
     LedgerEvent,
     QueryDeleted,
     QueryFailed,
@@ -23,26 +22,3 @@ from center.ledger.events import (
 )
 from center.ledger.ledger import AT_ONCE_MS, Ledger, LedgerTransaction
 from center.ledger.stored_state import QueryChanges, pack_state
-
-__all__ = [
-    "AT_ONCE_MS",
-    "FRAMES",
-    "ClockStepped",
-    "EdgesChanged",
-    "Emission",
-    "FrameSummary",
-    "FramesMerged",
-    "LateSlice",
-    "Ledger",
-    "LedgerEvent",
-    "LedgerTransaction",
-    "QueryChanges",
-    "QueryDeleted",
-    "QueryFailed",
-    "QueryRegistered",
-    "QueryTooLarge",
-    "SlicesRefused",
-    "TimeAdvanced",
-    "pack_state",
-    "state_refusal",
-]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any
 
@@ -24,15 +25,15 @@ from center.ledger.state import EstimatorLogEntry, QueryState, StateEntry, State
 from center.ledger.time_windows import TimeWindowBook
 from edgewater.answers import Phase
 from edgewater.arrivals.targets import COUNTS
+from edgewater.base.streams import EdgeId
 from edgewater.model.accuracy import report_schedule
 from edgewater.model.edge_records import EdgeRecord
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import EdgeId
 from edgewater.wire import SamplingReason
 
-SNAPSHOT = -1
+SNAPSHOT = -1  # format: of the log
 """The number of the log entry that is a snapshot."""
-COMPACT_BYTES = 1 << 18
+COMPACT_BYTES = 1 << 18  # limit: size of a log
 """Size in bytes from which a snapshot replaces the log. The log must also be four times as large as the last
 snapshot."""
 
@@ -173,7 +174,7 @@ class EarlyAnswerBook(TimeWindowBook):
     def _gets_answer(self, start_ms: int, state: WindowState) -> bool:
         return True  # the estimator decides
 
-    def _emit_due(self, dirty: set[int], now_ms: int) -> list[Emission]:
+    def emit_due(self, now_ms: int, dirty: AbstractSet[int] = frozenset()) -> list[Emission]:
         estimator = self._estimator
         estimator.expect(self._state.expected)
         estimator.advance(self._state.running_clock.to_event_ms(now_ms))
@@ -186,7 +187,7 @@ class EarlyAnswerBook(TimeWindowBook):
             dirty = dirty | self.deadlines.without_wait(
                 {start for start, state in self.windows.items() if state.is_answered}
             )
-        emissions = super()._emit_due(dirty | ended, now_ms)
+        emissions = super().emit_due(now_ms, dirty | ended)
         self._withdraws = False
         estimator.forget_before(self.sealed_before())
         self._write_log()
@@ -268,4 +269,4 @@ def _counted(spec: QuerySpec) -> tuple[object, ...]:
     measure = next(m for m in spec.measures if m.name == spec.accuracy.measure)
     schedule = report_schedule(spec.window, spec.accuracy, spec.lateness_ms)
     counted = None if spec.accuracy.early_kind in COUNTS else measure.argument
-    return spec.stream, spec.where, counted, tuple(spec.group_by), schedule, spec.lateness_ms
+    return spec.stream, spec.lookups, spec.where, counted, tuple(spec.group_by), schedule, spec.lateness_ms

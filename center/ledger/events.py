@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from center.early import Prediction
 from edgewater.answers import Facts, Phase
 from edgewater.answers.statement import violations_of_facts
+from edgewater.base.streams import MIN_TIME_MS, EdgeId
 from edgewater.model.edge_records import EdgeRecord
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.streams import MIN_TIME_MS, EdgeId
 from edgewater.wire import Arrivals, DroppedRecords, InputLoss, LossReason, QueryRef, SliceClose
 
 FRAMES = "frames"
@@ -185,7 +185,7 @@ class LateSlice:
             records could not be read. Each window over the range may then lack the records. `slice_start_ms` is
             `MIN_TIME_MS` if the slice is not known.
         through_ms: the records are missing in the windows over the slice that end at or before this event time.
-        reason: ``after-final`` (the center had given the final answer) or a `DropReason.label`.
+        reason: ``after-final`` (the center had given the final answer) or a `DroppedRecords.kind`.
     """
 
     edge: EdgeId

@@ -8,8 +8,8 @@ from dataclasses import replace
 from center.ledger.losses import edges_leaving, lost_states
 from center.ledger.state import QueryState
 from edgewater.answers import Constants
+from edgewater.base.streams import EdgeId, StreamClock
 from edgewater.model.edge_records import EdgeRecord, expected_edges
-from edgewater.model.streams import EdgeId, StreamClock
 
 FirstDueWindow = Callable[[StreamClock | None, int], int | None]
 """A function that returns the start of the first window that becomes due without data, or None if there is no such
@@ -35,7 +35,8 @@ def with_edges(state: QueryState, edges: Sequence[EdgeRecord], first_due_window:
     due_from_ms = state.due_from_ms
     if serving and clock != state.clock:
         due_from_ms = first_due_window(clock, min(e.first_seen_ms for e in serving))
-    deliveries = {e.edge: served.deliveries for e in serving if (served := e.stream(spec.stream))}
+    deliveries = dict(state.deliveries)
+    deliveries.update((e.edge, served.deliveries) for e in serving if (served := e.stream(spec.stream)))
     left = {**state.left, **edges_leaving(state, edges, expected)}
     changed = replace(
         state,
@@ -45,7 +46,7 @@ def with_edges(state: QueryState, edges: Sequence[EdgeRecord], first_due_window:
         due_from_ms=due_from_ms,
         lost_states=lost_states(state, edges, clock),
         left=left,
-        deliveries={edge: each for edge, each in deliveries.items() if each and edge in expected},
+        deliveries={edge: each for edge, each in deliveries.items() if each and (edge in expected or edge in left)},
         constants=_constants(state, (e for e in edges if e.edge in expected or e.edge in left)),
     )
     return state if changed == state else changed

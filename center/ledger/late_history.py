@@ -22,8 +22,8 @@ from typing import Any, Self
 
 from edgewater.answers import NO_LATE, UNKNOWN, Amount, Cause, Deviation, LateRecords, WithheldBound
 from edgewater.answers.uniting import MAX_COUNTED
+from edgewater.base.streams import MIN_TIME_MS
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import MIN_TIME_MS
 from edgewater.model.windows import SlicedWindow, SlidingWindow, TimeWindow
 from edgewater.synopses.late_values import LATE_VALUES
 from edgewater.wire import DroppedRecords

@@ -31,15 +31,15 @@ from center.ledger.state import QueryState, StateEntry
 from center.ledger.stored_state import QueryChanges, unpack_state
 from center.ledger.time_windows import TimeWindowBook
 from center.ledger.window_book import WindowBook
+from edgewater.base.errors import NotFound, StorageError
+from edgewater.base.streams import MIN_TIME_MS, EdgeId
 from edgewater.model.edge_records import EdgeRecord
-from edgewater.model.errors import NotFound, StorageError
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery, query_key
-from edgewater.model.streams import MIN_TIME_MS, EdgeId
 from edgewater.model.windows import SessionWindow
 from edgewater.wire import QueryRef
 
-AT_ONCE_MS = 0
+AT_ONCE_MS = 0  # format: a time in the past
 """A deadline that is in the past on any clock."""
 
 
@@ -200,14 +200,6 @@ class Ledger:
             if state.query.spec.accuracy is not None and state.query.spec.accuracy.kind is None
         }
 
-    def snapshot(self, ref: QueryRef) -> bytes:
-        """Returns the whole state of a query.
-
-        Raises:
-            NotFound: the query is not in the ledger.
-        """
-        return self.book(ref).snapshot()
-
     def restore(self, ref: QueryRef, snapshot: bytes) -> None:
         """Sets the state of a query from a snapshot. The query may be new.
 
@@ -220,7 +212,7 @@ class Ledger:
         if state.query.ref != ref:
             raise StorageError(f"the state of {query_key(state.query.ref)} was stored for query {query_key(ref)}")
         book = self._new_book(state, entries)
-        book.restored(edges)
+        book.stored = edges
         if self._edges is not None:
             book.edges_changed(self._edges)
         book.work.forget()

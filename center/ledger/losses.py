@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 from center.ledger.events import FrameSummary
 from center.ledger.state import QueryState
+from edgewater.base.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, Delivery, EdgeId, StreamClock
 from edgewater.model.edge_records import EdgeRecord
-from edgewater.model.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, EdgeId, StreamClock
 from edgewater.model.windows import SlicedWindow
 from edgewater.wire import DroppedRecords, InputLoss, LossReason
 
-LEAVING_MS = 10_000
+LEAVING_MS = 10_000  # limit: how long answers wait for a retired edge
 """Wall time after the last heartbeat of a retired edge. After this time, the edge has received its retirement and
 accepts no more records."""
 MAX_AHEAD_MS = 60_000
@@ -59,15 +59,14 @@ class Losses:
         return any(self._edge_lacks_records(edge, span) for edge in state.expected)
 
     def edges_without_state(self, span: Span) -> tuple[EdgeId, ...]:
-        """Returns the expected edges that lost their state after a window had begun and before it was final."""
-        return tuple(edge for edge in self.state.expected if self._has_lost_state(edge, span))
+        """Returns the edges that lost their state after a window had begun and before it was final."""
+        return tuple(edge for edge in self._contributors(span) if self._has_lost_state(edge, span))
 
     def edges_that_left(self, span: Span) -> tuple[EdgeId, ...]:
-        """Returns the edges that left after a window had begun and before they had closed it."""
-        state, (begin, end) = self.state, span
-        expected = frozenset(state.expected) if state.left else ()
-        left = (e for e, until in sorted(state.left.items()) if begin <= until and e not in expected)
-        return tuple(EdgeId(e) for e in left if state.through_ms.get(e, MIN_TIME_MS) < end)
+        """Returns the edges that left after a window had begun and before they had closed it with all its records."""
+        through, end = self.state.through_ms, span[1]
+        left = self._contributors(span)[len(self.state.expected) :]
+        return tuple(e for e in left if through.get(e, MIN_TIME_MS) < end or self._edge_lacks_records(e, span))
 
     def doubtful_before(self) -> int:
         """Returns an event time. Windows that start at or after it lack no records of an edge that has closed them."""
@@ -80,9 +79,24 @@ class Losses:
         return max(ends)
 
     def inputs(self, span: Span) -> tuple[tuple[EdgeId, InputLoss], ...]:
-        """Returns the losses that expected edges have stated and whose records may belong to a window."""
-        by_edge = ((e, loss) for e in self.state.expected for loss in self.state.losses.get(e, ()))
+        """Returns the losses that edges have stated and whose records may belong to a window."""
+        by_edge = ((e, loss) for e in self._contributors(span) for loss in self.state.losses.get(e, ()))
         return tuple((edge, loss) for edge, loss in by_edge if loss.overlaps(*span))
+
+    def deliveries(self, span: Span) -> Mapping[str, tuple[Delivery, ...]]:
+        """Returns the deliveries of the edges that do not count each record of a window exactly once."""
+        known = self.state.deliveries
+        edges = frozenset(self._contributors(span)) if known else frozenset[EdgeId]()
+        return {edge: each for edge, each in known.items() if edge in edges}
+
+    def _contributors(self, span: Span) -> tuple[EdgeId, ...]:
+        """Returns the edges that may have records of a window: the expected ones, then those that left later."""
+        state = self.state
+        if not state.left:
+            return state.expected
+        expected, begin = frozenset(state.expected), span[0]
+        left = (EdgeId(e) for e, until in sorted(state.left.items()) if begin <= until and e not in expected)
+        return (*state.expected, *left)
 
     def _edge_lacks_records(self, edge: EdgeId, span: Span) -> bool:
         """Returns whether the edge has a gap in the span, may have lost input of the span, or has lost its state."""

@@ -24,9 +24,9 @@ from center.ledger.sessionize import ObservedSession, connected_slices, session_
 from center.ledger.state import QueryState, StateEntry, WindowState
 from center.ledger.window_book import WindowBook
 from center.ledger.window_facts import window_facts
-from center.ledger.withheld import Totals
+from center.ledger.withheld import CloseTotals
 from edgewater.answers import Facts, SessionFacts
-from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.base.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.model.window_range import WindowRange
 from edgewater.model.windows import Extent, SessionWindow
 
@@ -159,7 +159,7 @@ class SessionWindowBook(WindowBook):
         session = SessionFacts(False, self._state.sessions_cut, state.merged_into)
         facts = window_facts(
             self._spec,
-            Totals(),
+            CloseTotals(),
             expected=len(self._state.expected),
             missing=(),
             staleness_ms=0,

@@ -15,9 +15,9 @@ from itertools import takewhile
 from center.ledger.events import FrameSummary, LateSlice
 from center.ledger.state import EdgeIncarnation, QueryState, SealedSlice, SliceState, StateTable
 from edgewater.answers import LateRecords
+from edgewater.base.streams import MAX_TIME_MS, MIN_TIME_MS, EdgeId
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, EdgeId
-from edgewater.wire import UNCERTAIN, SliceClose
+from edgewater.wire import UNCERTAIN, SliceClose, reason_of
 
 AFTER_FINAL = "after-final"
 """The reason of records that are in no answer to a window because they came after the final answer."""
@@ -157,7 +157,7 @@ class ReportedSlices:
 
     def late_counts(self) -> tuple[int, int]:
         """Returns two numbers of records in `late`: records that came too late, and rejected or guessed records."""
-        uncertain = sum(late.records for place, late in self.late.items() if place.reason in UNCERTAIN)
+        uncertain = sum(late.records for place, late in self.late.items() if reason_of(place.reason)[0] in UNCERTAIN)
         return sum(late.records for late in self.late.values()) - uncertain, uncertain
 
     def after_final(self) -> Counter[int]:
@@ -195,7 +195,7 @@ class ReportedSlices:
         for frame in frames:
             for drop in frame.dropped:
                 late = LateRecords.by(drop.records, drop.amounts)
-                self._add_late(frame.edge, drop.slice_start_ms, MAX_TIME_MS, drop.reason.label, late, drop.until_ms)
+                self._add_late(frame.edge, drop.slice_start_ms, MAX_TIME_MS, drop.kind, late, drop.until_ms)
 
     def apply(self, reports: FrameReports, sealed_before_ms: int, lost_through: Callable[[int], int]) -> list[int]:
         """Applies closes and partials.

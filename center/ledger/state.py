@@ -7,27 +7,27 @@ mutates it. So a transaction can list its changes, and the store writes only the
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from functools import reduce
 from typing import Any, Generic, TypeVar
 
 from center.ledger.late_history import LateHistory
 from center.ledger.sessionize import ObservedSession
-from center.ledger.withheld import Totals
+from center.ledger.withheld import CloseTotals
 from edgewater.answers import Constants, Phase
-from edgewater.model.errors import UnsupportedVersion
+from edgewater.base.errors import UnsupportedVersion
+from edgewater.base.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, Delivery, EdgeId, StreamClock
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, Delivery, EdgeId, StreamClock
 from edgewater.model.window_range import ALL_WINDOWS, WindowRange
 from edgewater.model.windows import Extent
 from edgewater.wire import InputLoss, QueryRef, Rest, SliceClose, Withheld
 
-STATE_VERSION = 1
+STATE_VERSION = 1  # format: of a state
 """The version of the format of a state. It applies to states in one row and in several rows
 (`center.ledger.stored_state`)."""
-REFINE_AFTER_MS, REFINE_AFTER_MS_MAX = 1000, 30_000
+REFINE_AFTER_MS, REFINE_AFTER_MS_MAX = 1000, 30_000  # limit: answers of one window
 """Wall time after the first answer to a window during which changed data cause no new answer. The time doubles with
 each answer, up to `REFINE_AFTER_MS_MAX`.
 
@@ -54,7 +54,8 @@ class QueryState:
         through_ms: per edge, the event time before which the edge has closed all its slices.
         gaps: per edge, the latest range [from, to) of event time for which the edge does not have all records.
         losses: per edge, the input that is lost or may be lost, if it concerns windows that are not final.
-        deliveries: by expected edge that does not count each record of the stream exactly once, the edge's deliveries.
+        deliveries: by edge that is expected or has left, and does not count each record of the stream exactly once, the
+            edge's deliveries.
         final_through_ms: windows that end at or before this event time are final. It never decreases.
         due_from_ms: start of the next window that may become due without data; None if there is no such window.
         after_final: number of records so far that came for a window when the window was final.
@@ -106,23 +107,9 @@ class QueryState:
             "registered_at_ms": query.registered_at_ms,
             "deleted_at_ms": query.deleted_at_ms,
             "windows": None if query.windows == ALL_WINDOWS else [query.windows.from_ms, query.windows.until_ms],
-            "expected": self.expected,
-            "retired": self.retired,
+            **{name: getattr(self, name) for name in _MEMBERS},
             "clock": None if self.clock is None else asdict(self.clock),
-            "through_ms": dict(self.through_ms),
-            "gaps": dict(self.gaps),
-            "final_through_ms": self.final_through_ms,
-            "due_from_ms": self.due_from_ms,
-            "after_final": self.after_final,
-            "sealed_before_ms": self.sealed_before_ms,
-            "sessions_cut": self.sessions_cut,
-            "lost_states": dict(self.lost_states),
             "losses": {edge: [astuple(loss) for loss in losses] for edge, losses in self.losses.items()},
-            "deliveries": dict(self.deliveries),
-            "left": dict(self.left),
-            "reach": dict(self.reach),
-            "constants": dict(self.constants),
-            "rejected": self.rejected,
             "empty": [self.empty_from_ms, self.empty_through_ms],
             "late_history": self.late_history.to_value(),
         }
@@ -134,28 +121,14 @@ class QueryState:
         ref = QueryRef(value["name"], value["query_version"])
         spec = QuerySpec.from_mapping(value["spec"])
         windows = WindowRange(*(value.get("windows") or ()))
-        empty: tuple[int, int] = tuple(value.get("empty", (value["final_through_ms"], MIN_TIME_MS)))
+        empty_from_ms, empty_through_ms = value.get("empty", (value["final_through_ms"], MIN_TIME_MS))
+        members = {name: _READ[name](value[name]) if name in _READ else value[name] for name in _MEMBERS}
         return cls(
             RegisteredQuery(ref, spec, value["registered_at_ms"], value["deleted_at_ms"], windows),
-            tuple(map(EdgeId, value["expected"])),
-            tuple(map(EdgeId, value["retired"])),
-            None if value["clock"] is None else StreamClock(**value["clock"]),
-            value["through_ms"],
-            {edge: (begin, end) for edge, (begin, end) in value["gaps"].items()},
-            value["final_through_ms"],
-            value["due_from_ms"],
-            value["after_final"],
-            value["sealed_before_ms"],
-            value["sessions_cut"],
-            {edge: (lost_at_ms, until) for edge, (lost_at_ms, until) in value["lost_states"].items()},
-            {edge: tuple(InputLoss(*loss) for loss in losses) for edge, losses in value["losses"].items()},
-            {edge: tuple(map(Delivery, each)) for edge, each in value["deliveries"].items()},
-            value["left"],
-            {edge: (incarnation, start_ms) for edge, (incarnation, start_ms) in value["reach"].items()},
-            value["constants"],
-            value["rejected"],
-            *empty,
-            LateHistory.from_value(value["late_history"]) if "late_history" in value else LateHistory(),
+            **members,
+            empty_from_ms=empty_from_ms,
+            empty_through_ms=empty_through_ms,
+            late_history=LateHistory.from_value(value["late_history"]) if "late_history" in value else LateHistory(),
         )
 
     @property
@@ -170,6 +143,28 @@ class QueryState:
         later = {e: tuple(x for x in losses if x.overlaps(event_ms, MAX_TIME_MS)) for e, losses in self.losses.items()}
         later = {edge: losses for edge, losses in later.items() if losses}
         return self if later == self.losses else replace(self, losses=later)
+
+
+_APART = ("query", "empty_from_ms", "empty_through_ms", "late_history")
+_MEMBERS = tuple(f.name for f in fields(QueryState) if f.name not in _APART)
+"""The members that have a key of the same name in the JSON."""
+
+
+def _pairs(value: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
+    return {edge: tuple(pair) for edge, pair in value.items()}
+
+
+_READ: Mapping[str, Callable[[Any], Any]] = {
+    "expected": lambda value: tuple(map(EdgeId, value)),
+    "retired": lambda value: tuple(map(EdgeId, value)),
+    "clock": lambda value: None if value is None else StreamClock(**value),
+    "gaps": _pairs,
+    "lost_states": _pairs,
+    "reach": _pairs,
+    "losses": lambda value: {edge: tuple(InputLoss(*loss) for loss in losses) for edge, losses in value.items()},
+    "deliveries": lambda value: {edge: tuple(map(Delivery, each)) for edge, each in value.items()},
+}
+"""Reads the members whose JSON differs from their value."""
 
 
 def at_most(losses: Sequence[InputLoss]) -> tuple[InputLoss, ...]:
@@ -191,8 +186,8 @@ class SliceState:
 
     closes: Mapping[EdgeIncarnation, SliceClose]
     has_data: bool
-    totals: Totals
-    by_edge: Mapping[str, Totals]
+    totals: CloseTotals
+    by_edge: Mapping[str, CloseTotals]
     provisional: frozenset[str]
 
     @property
@@ -204,12 +199,12 @@ class SliceState:
 
     @classmethod
     def of(cls, closes: Mapping[EdgeIncarnation, SliceClose], has_data: bool, spec: QuerySpec) -> SliceState:
-        totals = Totals.of_closes(closes.values(), spec)
+        totals = CloseTotals.of_closes(closes.values(), spec)
         stating: dict[str, list[SliceClose]] = {}
         for (edge, _), close in closes.items():
             if close.late or close.withheld:
                 stating.setdefault(edge, []).append(close)
-        by_edge = {edge: Totals.of_closes(each, spec) for edge, each in stating.items()}
+        by_edge = {edge: CloseTotals.of_closes(each, spec) for edge, each in stating.items()}
         provisional = frozenset(edge for (edge, _), close in closes.items() if close.provisional)
         return cls(closes, has_data or totals.observed > 0, totals, by_edge, provisional)
 

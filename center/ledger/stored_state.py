@@ -25,15 +25,15 @@ from center.ledger.state import (
     dump,
 )
 from edgewater.answers import LateRecords
-from edgewater.model.errors import StorageError
-from edgewater.model.streams import MIN_TIME_MS
+from edgewater.base.errors import StorageError
+from edgewater.base.streams import MIN_TIME_MS
 from edgewater.wire import QueryRef, SliceClose
 
-EDGES_PER_PART = 64
+EDGES_PER_PART = 64  # limit: size of a row
 EDGES, SLICE = "edges", "slice"
 _LISTS = ("expected", "retired")
 _MAPS = ("through_ms", "gaps", "lost_states", "losses", "deliveries", "left", "reach", "constants")
-_CLOSE_COLUMNS = 7
+_CLOSE_COLUMNS = 7  # format: of a stored state
 
 EntryRow = tuple[str, int, str | None]
 """Kind, start and JSON of a row. The JSON is None if the row is removed."""
@@ -100,13 +100,9 @@ class StoredEdges:
         mapping = state.to_mapping()
         return dump({**mapping, **next(iter(self._split(mapping, [0])))})
 
-    def rows(self, state: QueryState, *, all_parts: bool = False) -> list[EntryRow]:
-        """Returns the rows of all parts after the first part, or only of the parts that differ from the
-        stored state.
-        """
-        parts = (
-            range(self._parts()) if all_parts or self._stored is None else sorted(self._changed(self._stored, state))
-        )
+    def rows(self, state: QueryState) -> list[EntryRow]:
+        """Returns the rows of the parts after the first part that differ from the stored state."""
+        parts = range(self._parts()) if self._stored is None else sorted(self._changed(self._stored, state))
         further = [part for part in parts if part > 0]
         if not further:
             return []

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from center.ledger.state import WindowState
 from center.ledger.window_book import WindowBook
-from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, StreamClock
+from edgewater.base.streams import MAX_TIME_MS, MIN_TIME_MS, StreamClock
 from edgewater.model.windows import TimeWindow
 
 MAX_LACKING = 1000
@@ -15,6 +15,10 @@ MAX_LACKING = 1000
 MAX_UNANSWERED = 16 * MAX_LACKING
 """The most windows without data and without an answer. If there are more, no further window is opened because of a
 loss."""
+
+MAX_OVERDUE = 100  # limit: each is an answer, and a center may have been down for days.
+"""The most windows without data that are answered after their deadline: the last ones. An earlier window is answered
+when edges report it: an answer before that could only say that nothing has come."""
 
 
 class TimeWindowBook(WindowBook):
@@ -93,14 +97,17 @@ class TimeWindowBook(WindowBook):
         """Takes windows without data whose deadline has passed and that an edge has not closed.
 
         If more than `most` windows are overdue, the deadline stays in the past. If all edges have closed a window
-        without a record, the window is empty and gets no answer.
+        without a record, the window is empty and gets no answer. Of many windows, the last `MAX_OVERDUE` are taken.
         """
         if self._state.due_from_ms is None:
             return []
         closed = max(self._closed_ms, self._state.final_through_ms)
         # An ended stream is closed for all time, but an edge may still join. So windows after the current time stay.
-        today = self._state.running_clock.to_event_ms(now_ms - (self._due_after_ms or 0))
-        first = start = max(self._state.due_from_ms, self._window.first_ending_after(min(closed, today)))
+        due_ms = now_ms - (self._due_after_ms or 0)
+        today = self._state.running_clock.to_event_ms(due_ms)
+        first = max(self._state.due_from_ms, self._window.first_ending_after(min(closed, today)))
+        oldest = self._today_ms(due_ms) - MAX_OVERDUE * self._window.step_ms
+        start = max(first, self._window.first_ending_after(oldest))
         overdue: list[int] = []
         while len(overdue) < most and self._due_without_data(start) <= now_ms and start < self._own.until_ms:
             if start not in self.windows and self._end(start) > closed:

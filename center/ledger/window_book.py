@@ -18,33 +18,33 @@ order of windows by start is also their order by end.
 
 from __future__ import annotations
 
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from itertools import repeat
 from typing import Any
 
 from center.ledger.answer_work import AnswerWork
 from center.ledger.deadlines import Deadlines
 from center.ledger.events import Emission, FrameSummary, refusal
 from center.ledger.expected_edges import with_edges
+from center.ledger.frontiers import Frontiers
 from center.ledger.late_history import LateHistory, slices_of_blocks
 from center.ledger.losses import Losses, Span, bounded_loss, loss_of_uncertain
 from center.ledger.slices import FrameReports, ReportedSlices
 from center.ledger.state import QueryState, SealedSlice, SliceState, StateEntry, StateTable, WindowState, at_most
-from center.ledger.stored_state import EntryRow, QueryChanges, StoredEdges, pack_state
+from center.ledger.stored_state import EntryRow, QueryChanges, StoredEdges
 from center.ledger.window_facts import edge_statements, keeps_error, window_facts
-from center.ledger.withheld import Totals
+from center.ledger.withheld import CloseTotals
 from edgewater.answers import EdgeStatements, Facts, Phase
+from edgewater.base.streams import MAX_TIME_MS, MIN_TIME_MS, EdgeId, StreamClock
 from edgewater.model.edge_records import EdgeRecord
-from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, EdgeId, StreamClock
 from edgewater.model.window_range import ALL_WINDOWS, WindowRange
 from edgewater.model.windows import TimeWindow
 from edgewater.wire import InputLoss
 
 
-class WindowBook(ABC):
+class WindowBook(Frontiers, ABC):
     """The windows of one query. `Ledger` calls its methods and provides its transactions.
 
     Args:
@@ -54,10 +54,11 @@ class WindowBook(ABC):
         windows: windows that have data or an answer and are not final, by start.
         revisions_after: new answers get higher revisions than this one.
         has_backlog: whether further windows could be answered at once.
+        stored: the numbers of edges, and the state in the store. It is replaced when the state was loaded.
     """
 
     def __init__(self, state: QueryState, entries: Iterable[tuple[str, int, StateEntry]], margin_ms: int) -> None:
-        self._spec = state.query.spec
+        super().__init__(state)
         budget = self._spec.staleness_budget
         # Wall time from a window's end until the window is due; None if it is due when all edges have closed it.
         self._due_after_ms: int | None = None
@@ -81,25 +82,13 @@ class WindowBook(ABC):
             None if self._due_after_ms is None else self._due_at,
         )
         self.revisions_after = 0
-        self.ahead_ms = 0  # by which the wall clock was set forward (`ClockStepped`)
         self.has_backlog = False
-        self._stored = StoredEdges()
+        self.stored = StoredEdges()
         self._writing: QueryState | None = None
         self._state_before: QueryState | None = None
         self._open_from_ms = MIN_TIME_MS
-        self._frontier: tuple[object, ...] | None = None
-        self._set_state(state)
-
-    @property
-    def state(self) -> QueryState:
-        return self._state
 
     # Borders
-
-    @property
-    def _own(self) -> WindowRange:
-        """The windows of this version of the query."""
-        return self._state.query.windows
 
     def set_windows(self, windows: WindowRange) -> None:
         """Sets the range of the windows of this version. The later windows belong to the next version of the query.
@@ -111,19 +100,6 @@ class WindowBook(ABC):
             self._drop_window(start)
         for start in [start for start in self.slices.open if not self.takes(start)]:
             self.slices.open.drop(start)
-
-    def takes(self, slice_start_ms: int) -> bool:
-        """Returns whether a slice belongs to a window of this version."""
-        if self._own == ALL_WINDOWS:
-            return True
-        begin, end = self._own.slices(self._spec.window)
-        return begin <= slice_start_ms < end
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether all windows of this version are final."""
-        _, end = self._own.slices(self._spec.window)
-        return end < MAX_TIME_MS and (self._own.is_empty or self._is_final(end))
 
     def is_abandoned(self, now_ms: int) -> bool:
         """Returns whether all windows of this version are in the past, no edge is expected, and no window is open."""
@@ -139,7 +115,7 @@ class WindowBook(ABC):
         before, changed = self._state, with_edges(self._state, edges, self._first_due_window)
         if changed is not before:
             self._set_state(changed)
-        self._stored.add(sorted({*changed.expected, *changed.retired, *changed.lost_states, *changed.left}))
+        self.stored.add(sorted({*changed.expected, *changed.retired, *changed.lost_states, *changed.left}))
         expected = frozenset(changed.expected)
         for edge, lost_state in changed.lost_states.items():
             if edge in expected and lost_state != before.lost_states.get(edge):
@@ -166,7 +142,7 @@ class WindowBook(ABC):
         for edge, losses in stated.items():
             self._set_state(self._state.with_losses(edge, losses))
             dirty |= self.deadlines.without_wait(self._windows_lacking(at_most(losses), now_ms))
-        return self._emit_due(dirty, now_ms)
+        return self.emit_due(now_ms, dirty)
 
     def refuse(self, slice_starts: Iterable[int]) -> None:
         """States that slices lack partials of the edges that have reported records of the slices.
@@ -177,10 +153,6 @@ class WindowBook(ABC):
         for start in slice_starts:
             for edge in self.slices.edges_with_records(start) or self._state.expected:
                 self._set_state(self._state.with_losses(EdgeId(edge), [refusal(start)]))
-
-    def emit_due(self, now_ms: int) -> list[Emission]:
-        """Returns the answers to windows that became due by time or because of `edges_changed`."""
-        return self._emit_due(set(), now_ms)
 
     def deadline(self) -> int | None:
         """Returns the wall time in ms at which the next window is due or may be refined; None if no window waits for a
@@ -202,16 +174,12 @@ class WindowBook(ABC):
 
     # Transactions
 
-    def restored(self, edges: StoredEdges) -> None:
-        """Sets the numbers of edges and the state in the store. Called after the state was loaded."""
-        self._stored = edges
-
     def begin(self) -> None:
         """Begins a transaction. The last transaction has succeeded, because the ledger is loaded again
         after a failure.
         """
         if self._writing is not None:
-            self._stored.set_stored(self._writing)
+            self.stored.set_stored(self._writing)
             self._writing = None
         self._state_before = self._state
         self._open_from_ms = self.sealed_before()
@@ -226,7 +194,7 @@ class WindowBook(ABC):
             return None
         return QueryChanges(
             self._state.query.ref,
-            self._stored.state_json(self._state),
+            self.stored.state_json(self._state),
             tuple(rows),
             dict(self.slices.late),
             self._open_from_ms,
@@ -234,20 +202,10 @@ class WindowBook(ABC):
             self.slices.final_spans(self._state.final_through_ms),
         )
 
-    def snapshot(self) -> bytes:
-        """Returns the whole state in the form of `pack_state`."""
-        rows = self._stored.rows(self._state, all_parts=True)
-        for start, value in sorted(self.slices.open.items()):
-            rows += self._stored.slice_rows(start, None, value)
-        for kind, table in self._tables():
-            rows += [(kind, start, value.to_json()) for start, value in sorted(table.items())]
-        state = self._stored.state_json(self._state)
-        return pack_state(state, ((kind, start, text) for kind, start, text in rows if text))
-
     def _changed_rows(self) -> list[EntryRow]:
-        self._writing, rows = self._state, self._stored.rows(self._state)
+        self._writing, rows = self._state, self.stored.rows(self._state)
         for start, value in self.slices.open.changes().items():
-            rows += self._stored.slice_rows(start, self.slices.open.before(start), value)
+            rows += self.stored.slice_rows(start, self.slices.open.before(start), value)
         for kind, table in self._tables():
             rows += [(kind, start, v.to_json() if v else None) for start, v in table.changes().items()]
         return rows
@@ -313,7 +271,7 @@ class WindowBook(ABC):
         if self._own != ALL_WINDOWS:
             begin, end = self._own.slices(self._spec.window)
             frames = [frame.within(begin, end) for frame in frames]
-        self._stored.add(frame.edge for frame in frames)
+        self.stored.add(frame.edge for frame in frames)
         late_before, rejected_before = self.slices.late_counts()
         after_final = self.slices.after_final()
         reports = FrameReports.of(frames, self._state)
@@ -372,20 +330,27 @@ class WindowBook(ABC):
 
     # Answers
 
-    def _emit_due(self, dirty: set[int], now_ms: int) -> list[Emission]:
+    def emit_due(self, now_ms: int, dirty: AbstractSet[int] = frozenset()) -> list[Emission]:
+        """Returns the answers to windows that became due by time or because of `edges_changed`.
+
+        Args:
+            dirty: windows that have changed in this event.
+        """
         most, deadlines = self.work.max_answers, self.deadlines
         closed = self._take_final(most)
         closed |= deadlines.take_closed(self._closed_ms, most - len(closed))
-        due = self._take_due(now_ms, most - len(closed))
+        due: set[int] = set()
+        if self._due_after_ms is not None:
+            due = deadlines.take_due(now_ms, most - len(closed))
+            due.update(self._take_overdue(now_ms, most - len(closed) - len(due)))
         passed = closed | due
         changed = {s for s in dirty - passed if (w := self.windows.get(s)) is not None and self._gets_answer(s, w)}
         dirty = deadlines.take_refined(changed, most - len(passed), now_ms) | (dirty & passed)
         # All edges have closed these windows, but an edge lacks records of them. The windows cannot become complete, so
-        # they are answered now.
+        # they are answered now, unless the newest answer states the missing edge.
         losses = Losses(self._state)
-        lacking = {
-            s for s in closed if losses.concern(self._required_span(s)) and not self._answer_states_missing_edge(s)
-        }
+        stating = {s for s in closed if (w := self.windows.get(s)) is not None and w.lacks_edges}
+        lacking = {s for s in closed - stating if losses.concern(self._required_span(s))}
         dirty, due = dirty | lacking, due | lacking
         emissions = []
         for start in sorted(dirty | due | closed):
@@ -417,11 +382,6 @@ class WindowBook(ABC):
         if (begin, through) != (state.empty_from_ms, state.empty_through_ms):
             self._set_state(replace(state, empty_from_ms=begin, empty_through_ms=through))
 
-    def _answer_states_missing_edge(self, start_ms: int) -> bool:
-        """Returns whether the newest answer of a window that was complete states that an edge is missing."""
-        state = self.windows.get(start_ms)
-        return state is not None and state.lacks_edges
-
     def _take_final(self, most: int) -> set[int]:
         """Advances the final frontier as far as the windows before it can be answered now. Returns these windows."""
         through = self._state.final_through_ms
@@ -429,13 +389,6 @@ class WindowBook(ABC):
         if final > through:
             self._set_state(replace(self._state, final_through_ms=final))
         return passed
-
-    def _take_due(self, now_ms: int, most: int) -> set[int]:
-        """Takes windows without an answer whose deadline has passed, with data or without."""
-        if self._due_after_ms is None:
-            return set()
-        due = self.deadlines.take_due(now_ms, most)
-        return due.union(self._take_overdue(now_ms, most - len(due)))
 
     def _gets_answer(self, start_ms: int, state: WindowState) -> bool:
         """Returns whether a changed window may get an answer now, and need not wait for its close or its deadline."""
@@ -518,7 +471,7 @@ class WindowBook(ABC):
         missing = losses.missing_edges(span, self.slices.stated_by(slices, self._state.through_ms))
         return window_facts(
             self._spec,
-            Totals.union((s.totals for s in states), self._spec),
+            CloseTotals.union((s.totals for s in states), self._spec),
             expected=len(self._state.expected),
             missing=missing,
             lost_state=losses.edges_without_state(span),
@@ -527,7 +480,7 @@ class WindowBook(ABC):
             first_staleness_ms=first_staleness_ms,
             losses=losses.inputs(span),
             constants=self._state.constants,
-            deliveries=self._state.deliveries,
+            deliveries=losses.deliveries(span),
             has_data=any(s.has_data for s in states),
             edges=_edge_statements(self._state, missing, states),
         )
@@ -543,22 +496,7 @@ class WindowBook(ABC):
         """Seals the slices whose windows are all final."""
         self.slices.seal_before(self.sealed_before())
 
-    # Frontiers
-
-    def _set_state(self, state: QueryState) -> None:
-        frontier = state.expected, state.through_ms, state.retired
-        # With many edges, computing the minimum is most of an event's work. So it is skipped if these members have not
-        # changed; unchanged members are the same objects.
-        unchanged = self._frontier is not None and all(map(operator.is_, frontier, self._frontier))
-        self._state, self._frontier = state, frontier
-        if unchanged:
-            return
-        if state.expected:
-            self._closed_ms = min(map(state.through_ms.get, state.expected, repeat(MIN_TIME_MS)))
-        else:
-            # No edge is expected. If no edge is known, nothing is closed. If all edges that reported are retired, the
-            # latest of their closes counts.
-            self._closed_ms = max((state.through_ms.get(e, MIN_TIME_MS) for e in state.retired), default=MIN_TIME_MS)
+    # Times
 
     def _phase(self, start_ms: int) -> Phase:
         span = self._required_span(start_ms)
@@ -566,22 +504,6 @@ class WindowBook(ABC):
             return Phase.FINAL
         is_complete = span[1] <= self._closed_ms and not Losses(self._state).concern(span)
         return Phase.COMPLETE if is_complete else Phase.EARLY
-
-    def _is_final(self, end_ms: int) -> bool:
-        return end_ms <= self._state.final_through_ms
-
-    def _today_ms(self, now_ms: int) -> int:
-        """Returns the event time that the stream has reached. Time by which the clock was set forward does not count
-        until an edge has reported it.
-        """
-        clock = self._state.running_clock
-        return min(clock.to_event_ms(now_ms), max(clock.to_event_ms(now_ms - self.ahead_ms), self._heard_ms))
-
-    @property
-    def _heard_ms(self) -> int:
-        """The event time up to which an edge has reported."""
-        through = self._state.through_ms.values()
-        return max((each for each in through if each < MAX_TIME_MS), default=MIN_TIME_MS)
 
     def _due_without_data(self, start_ms: int) -> int:
         """Returns when a window without data is due. If no edge has reported its end, the time by which the clock was
@@ -600,7 +522,7 @@ def _edge_statements(state: QueryState, missing: Sequence[EdgeId], slices: Seque
         missing: edges whose records are missing in the window.
         slices: the window's slices.
     """
-    by_edge: dict[str, list[Totals]] = {}
+    by_edge: dict[str, list[CloseTotals]] = {}
     for each in slices:
         for edge, totals in each.by_edge.items():
             by_edge.setdefault(edge, []).append(totals)
@@ -608,6 +530,6 @@ def _edge_statements(state: QueryState, missing: Sequence[EdgeId], slices: Seque
     return edge_statements(
         tuple(e for e in state.expected if e not in absent),
         {e: through[e] for e in missing if MIN_TIME_MS < through.get(e, MIN_TIME_MS) < MAX_TIME_MS},
-        {e: parts[0] if len(parts) == 1 else Totals.union(parts, spec) for e, parts in sorted(by_edge.items())},
+        {e: parts[0] if len(parts) == 1 else CloseTotals.union(parts, spec) for e, parts in sorted(by_edge.items())},
         {e: state.constants[e] for e in sorted(by_edge) if e in state.constants},
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from center.ledger.withheld import Totals
+from center.ledger.withheld import CloseTotals
 from edgewater.answers import (
     MAX_LISTED_EDGES,
     UNKNOWN,
@@ -17,8 +17,8 @@ from edgewater.answers import (
     SessionFacts,
 )
 from edgewater.answers.statement import STALENESS, violations_of_facts
+from edgewater.base.streams import Delivery, EdgeId
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import Delivery, EdgeId
 from edgewater.wire import InputLoss
 
 _NO_CONSTANTS: Mapping[str, Constants] = {}
@@ -28,7 +28,7 @@ _NO_STATEMENTS = EdgeStatements()
 
 def window_facts(
     spec: QuerySpec,
-    totals: Totals,
+    totals: CloseTotals,
     *,
     expected: int,
     missing: tuple[str, ...],
@@ -59,11 +59,17 @@ def window_facts(
     ]
     deviations += [
         Deviation(
-            Cause.INPUT_LOST, edge, loss.source, loss.reason, lacks=Amount(0, loss.records),
-            from_ms=loss.from_ms, to_ms=loss.to_ms, only=constants.get(edge, {}),
+            Cause.INPUT_LOST,
+            edge,
+            loss.source,
+            loss.reason,
+            lacks=Amount(0, loss.records),
+            from_ms=loss.from_ms,
+            to_ms=loss.to_ms,
+            only=constants.get(edge, {}),
         )
         for edge, loss in losses
-    ]  # fmt: skip
+    ]
     reported = expected - len(missing)
     return Facts(
         expected,
@@ -87,7 +93,7 @@ def window_facts(
 def edge_statements(
     closed: tuple[str, ...],
     closed_until_ms: Mapping[str, int],
-    totals: Mapping[str, Totals],
+    totals: Mapping[str, CloseTotals],
     constants: Mapping[str, Constants],
 ) -> EdgeStatements:
     """Returns what each edge has stated about a window; see `EdgeStatements`.

@@ -1,4 +1,4 @@
-"""`Totals`: the counters and bounds of closes, and their union over slices and edges."""
+"""`CloseTotals`: the counters and bounds of closes, and their union over slices and edges."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SIGNS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class CloseTotals:
     """Union of all edges' closes of a slice, or of all slices of a window.
 
     Attributes:
@@ -37,12 +37,12 @@ class Totals:
     rests: Mapping[str, tuple[Rest | None, ...]] | None = None
 
     @classmethod
-    def of_closes(cls, closes: Iterable[SliceClose], spec: QuerySpec) -> Totals:
+    def of_closes(cls, closes: Iterable[SliceClose], spec: QuerySpec) -> CloseTotals:
         """Returns the totals of one slice. `closes` has one close per edge and incarnation."""
         return cls.union((cls._of_close(c, spec) for c in closes), spec)
 
     @classmethod
-    def _of_close(cls, close: SliceClose, spec: QuerySpec) -> Totals:
+    def _of_close(cls, close: SliceClose, spec: QuerySpec) -> CloseTotals:
         bounds = {w.measure: WithheldBound.of(w) for w in close.withheld if w.groups or w.largest_unsent is not None}
         has_shares = spec.error_budget is not None and bool(spec.error_budget.relative)
         sums = [m.name for m in spec.measures if m.function.error == "sum"] if has_shares else []
@@ -53,7 +53,7 @@ class Totals:
         return cls(close.observed, close.late, bounds, signs, {w.measure: (w.rest,) for w in close.withheld})
 
     @classmethod
-    def union(cls, parts: Iterable[Totals], spec: QuerySpec) -> Totals:
+    def union(cls, parts: Iterable[CloseTotals], spec: QuerySpec) -> CloseTotals:
         """Adds counters, unites the bounds of each measure (`WithheldBound.union`), and lists the rests."""
         observed = late = 0
         rests: dict[str, list[Rest | None]] = {}

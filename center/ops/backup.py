@@ -1,17 +1,18 @@
-"""Backups of a center: both stores and the frame log at one moment. The center may run during a backup.
+"""Backups of a center: both stores, the frame log and the large deltas at one moment. The center may run during a
+backup.
 
 `take_backup` locks the writers of the stores for some milliseconds. During this time it begins a read transaction on
-each store, and links the segments that the catalog's index names. Then it copies the data that the transactions see. So
-each frame in the results has a place in the catalog, and each frame that is not applied yet is in the log.
+each store, and links the segments that their rows name. Then it copies the data that the transactions see. So each
+frame in the results has a place in the catalog, each frame that is not applied yet is in the log, and each delta is
+there.
 
-A backup is a directory: ``catalog.db``, ``results.db``, ``log/``, and ``backup.json``, which is written last. Stores in
-PostgreSQL become the same files (`database_backup`).
+A backup is a directory: ``catalog.db``, ``results.db``, ``log/``, ``deltas/``, and ``backup.json``, which is written
+last. Stores in PostgreSQL become the same files (`database_backup`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import json
 import os
@@ -28,26 +29,28 @@ from sqlalchemy.engine import make_url
 
 from center.catalog import Catalog
 from center.config import CenterConfig
-from center.job.store_pair import reconcile, require_pair
 from center.ops import database_backup
-from center.ops.database_backup import load, moment, require_new, require_used, save
-from center.ops.supervisor import exclusive_lock
+from center.ops.database_backup import DELTAS, LOG, load, moment, require_new, require_used, save
+from center.ops.supervisor import exclusive_lock, locked_file
 from center.results import ResultStore
+from center.results.store_pair import reconcile, require_pair
 from center.sinks import SinkStore
 from center.storage.database import BUSY_TIMEOUT_MS
 from center.storage.progress import write_whole
-from center.storage.segment_files import COMMITS
-from edgewater.model.errors import InvalidConfig, InvalidInput, StorageError
-from edgewater.model.timestamps import rfc3339
+from center.storage.segment_files import COMMITS, sync_directory
+from edgewater.base.errors import InvalidConfig, InvalidInput, StorageError
+from edgewater.base.timestamps import rfc3339
 
-MANIFEST, CATALOG, RESULTS, LOG = "backup.json", "catalog.db", "results.db", "log"
+MANIFEST, CATALOG, RESULTS = "backup.json", "catalog.db", "results.db"
 LINKED = ".backup"
-"""Directory in the frame log that has the segments of a backup while the backup is being taken."""
-_SEGMENT = re.compile(rf"{LOG}/[A-Za-z0-9_-]+/[A-Za-z0-9_-][A-Za-z0-9._-]*")
-FORMAT = 1
-PAGES_AT_ONCE = 4096
+"""Directory in the frame log, and in the directory of deltas, that has the segments of a backup while the backup is
+being taken."""
+_NAME = "[A-Za-z0-9_-][A-Za-z0-9._-]*"
+_SEGMENT = re.compile(rf"{LOG}/[A-Za-z0-9_-]+/{_NAME}|{DELTAS}/[0-9]+-of-[0-9]+/[0-9]+/{_NAME}")
+FORMAT = 1  # format: of backups
+PAGES_AT_ONCE = 4096  # limit: time between two reports
 """Number of SQLite's pages (16 MiB) that are copied between two reports of progress."""
-SEGMENTS_AT_ONCE = 1000
+SEGMENTS_AT_ONCE = 1000  # limit: time between two reports
 """Number of segments that are copied between two reports of progress."""
 
 Report = Callable[[str], None]
@@ -73,8 +76,8 @@ class BackupInfo:
 
     @property
     def segments(self) -> list[str]:
-        """The paths of the frame log's segments in the backup."""
-        return [path for path in self.sizes if path.startswith(f"{LOG}/")]
+        """The paths of all segments in the backup."""
+        return [path for path in self.sizes if _SEGMENT.fullmatch(path)]
 
 
 def take_backup(config: CenterConfig, target: Path, now_ms: Callable[[], int], report: Report) -> BackupInfo:
@@ -96,25 +99,30 @@ def take_backup(config: CenterConfig, target: Path, now_ms: Callable[[], int], r
     with _storage_errors("the backup cannot be written"):
         (target / LOG / COMMITS).mkdir(parents=True)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_only_one(config.data_dir))
+            busy = f"{config.data_dir}: another `edgewater center backup` is taking a backup"
+            stack.enter_context(locked_file(config.data_dir / "backup.lock", busy))
             report("waiting for a moment at which no store is being written")
-            linked = stack.enter_context(_links(config.log_dir))
+            roots = _roots(config)
+            stack.enter_context(_links(roots))
             if files is None:
-                reader = stack.enter_context(moment(config.catalog_url, functools.partial(_link_all, config.log_dir)))
+                reader = stack.enter_context(moment(config.catalog_url, functools.partial(_link_all, roots)))
                 taken_at = rfc3339(now_ms())
                 _save_rows(reader, target, report)
             else:
-                of_catalog, of_results = stack.enter_context(_snapshot(*files, config.log_dir))
+                of_catalog, of_results = stack.enter_context(_snapshot(*files, roots))
                 taken_at = rfc3339(now_ms())
                 _copy_store(of_results, target / RESULTS, report)
                 _copy_store(of_catalog, target / CATALOG, report)
-            _copy_segments({path: target / LOG / COMMITS / path.name for path in sorted(linked.glob("*"))}, report)
+            for name, root in roots.items():
+                linked = root / LINKED
+                found = sorted(path for path in linked.rglob("*") if path.is_file())
+                _copy_segments({path: target / name / path.relative_to(linked) for path in found}, report)
         sizes = {str(p.relative_to(target)): p.stat().st_size for p in sorted(target.rglob("*")) if p.is_file()}
         info = BackupInfo(FORMAT, taken_at, sizes)
-        for directory in (target / LOG / COMMITS, target / LOG, target):
-            _sync(directory)
+        for directory in (*(path for path in target.rglob("*") if path.is_dir()), target):
+            sync_directory(directory)
         write_whole(target / MANIFEST, json.dumps(asdict(info), indent=1))
-        _sync(target)
+        sync_directory(target)
     return info
 
 
@@ -174,7 +182,9 @@ def restore_backup(config: CenterConfig, source: Path, now_ms: Callable[[], int]
             if path.exists():
                 free = "a directory without stores: move them away first"
                 raise InvalidConfig("data_dir", str(config.data_dir), free, f"{path} exists already")
-        _require_empty(config.log_dir, "log_dir")
+        roots = _roots(config)
+        _require_empty(roots[LOG], "log_dir")
+        _require_empty(roots[DELTAS], "deltas_dir")
         # The stores get their names after they are marked and the log is restored, so that no process uses them before.
         new = {name: path.with_name(f"{path.name}.restored") for name, path in stores.items()}
         for name, path in new.items():
@@ -187,9 +197,10 @@ def restore_backup(config: CenterConfig, source: Path, now_ms: Callable[[], int]
             catalog.backups.begin_after_restore(now_ms())
             results.begin_after_restore(catalog.backups.lineage(), now_ms())
         try:
-            _copy_segments({source / n: config.log_dir / Path(n).relative_to(LOG) for n in info.segments}, report)
+            _copy_segments({source / name: _path(roots, name) for name in info.segments}, report)
         except BaseException:
-            shutil.rmtree(config.log_dir / COMMITS, ignore_errors=True)
+            for path in (each for root in roots.values() for each in root.glob("*")):
+                shutil.rmtree(path, ignore_errors=True)
             raise
         if files is None:
             with _stores(config.catalog_url, config.results_url) as (_, results):
@@ -202,7 +213,7 @@ def restore_backup(config: CenterConfig, source: Path, now_ms: Callable[[], int]
             _close_wal(new[name])
             _remove_store(path)  # SQLite would apply a log that another database has left
             new[name].replace(path)
-            _sync(path.parent)
+            sync_directory(path.parent)
     return info
 
 
@@ -235,41 +246,37 @@ def store_files(config: CenterConfig) -> tuple[Path, Path] | None:
 
 
 @contextlib.contextmanager
-def _only_one(data_dir: Path) -> Iterator[None]:
-    """Holds the lock of backups during the `with` block.
-
-    Raises:
-        StorageError: another backup is being taken.
-    """
-    with (data_dir / "backup.lock").open("ab") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as exc:
-            raise StorageError(f"{data_dir}: another `edgewater center backup` is taking a backup") from exc
-        yield
-
-
-@contextlib.contextmanager
 def _stores(catalog_url: str, results_url: str) -> Iterator[tuple[Catalog, ResultStore]]:
     with contextlib.closing(Catalog(catalog_url)) as catalog, contextlib.closing(ResultStore(results_url)) as results:
         yield catalog, results
 
 
+def _roots(config: CenterConfig) -> dict[str, Path]:
+    """Returns the directories of segments, by their names in a backup."""
+    return {LOG: config.log_dir, DELTAS: config.deltas_dir}
+
+
+def _path(roots: dict[str, Path], name: str, within: str = "") -> Path:
+    root, _, rest = name.partition("/")
+    return roots[root] / within / rest
+
+
 @contextlib.contextmanager
-def _links(log: Path) -> Iterator[Path]:
-    """Yields a directory for links to the segments of a backup. The directory is removed before and after the `with`
-    block.
-    """
-    linked = log / LINKED / COMMITS
-    shutil.rmtree(linked.parent, ignore_errors=True)  # left by a backup that was killed
+def _links(roots: dict[str, Path]) -> Iterator[None]:
+    """Removes the links to the segments of a backup before and after the `with` block."""
     try:
-        yield linked
+        for root in roots.values():
+            shutil.rmtree(root / LINKED, ignore_errors=True)  # left by a backup that was killed
+        yield
     finally:
-        shutil.rmtree(linked.parent, ignore_errors=True)
+        for root in roots.values():
+            shutil.rmtree(root / LINKED, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _snapshot(catalog: Path, results: Path, log: Path) -> Iterator[tuple[sqlite3.Connection, sqlite3.Connection]]:
+def _snapshot(
+    catalog: Path, results: Path, roots: dict[str, Path]
+) -> Iterator[tuple[sqlite3.Connection, sqlite3.Connection]]:
     """Yields connections that see both stores at one moment, and links the segments of this moment."""
     with contextlib.ExitStack() as stack:
         readers = [_connect(stack, path) for path in (catalog, results)]
@@ -279,8 +286,8 @@ def _snapshot(catalog: Path, results: Path, log: Path) -> Iterator[tuple[sqlite3
             for reader in readers:
                 reader.execute("BEGIN")
                 reader.execute("SELECT count(*) FROM sqlite_master").fetchone()  # the snapshot begins with a read
-            # Retention removes no segment while the catalog is locked.
-            _link_all(log, _segments_of(readers[0]))
+            # While the stores are locked, no segment loses its last row, after which it may be removed.
+            _link_all(roots, _segments_of(*readers))
         yield readers[0], readers[1]
 
 
@@ -290,9 +297,13 @@ def _connect(stack: contextlib.ExitStack, path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _segments_of(catalog: sqlite3.Connection) -> list[str]:
-    rows = catalog.execute("SELECT segment FROM frames UNION SELECT segment FROM quarantine ORDER BY 1")
-    return [str(name) for (name,) in rows]
+def _segments_of(catalog: sqlite3.Connection, results: sqlite3.Connection) -> list[str]:
+    frames = catalog.execute("SELECT segment FROM frames UNION SELECT segment FROM quarantine ORDER BY 1")
+    names = [f"{LOG}/{name}" for (name,) in frames]
+    if "segment" in {column for _, column, *_ in results.execute("PRAGMA table_info(deltas)")}:  # not of 0.3
+        deltas = results.execute("SELECT DISTINCT segment FROM deltas WHERE segment != '' ORDER BY 1")
+        names += [f"{DELTAS}/{name}" for (name,) in deltas]
+    return names
 
 
 def _copy_store(source: sqlite3.Connection, target: Path, report: Report) -> None:
@@ -338,15 +349,15 @@ def _save_rows(reader: Connection, target: Path, report: Report) -> None:
         _close_wal(file)
 
 
-def _link_all(log: Path, segments: list[str]) -> None:
+def _link_all(roots: dict[str, Path], segments: list[str]) -> None:
     for name in segments:
-        if not _SEGMENT.fullmatch(f"{LOG}/{name}"):
-            raise StorageError(f"the catalog names the segment {name[:200]!r}, which is not of a frame log")
-        _link(log / name, log / LINKED / name)
+        if not _SEGMENT.fullmatch(name):
+            raise StorageError(f"a store names the segment {name[:200]!r}, which no center has written")
+        _link(_path(roots, name), _path(roots, name, LINKED))
 
 
 def _link(source: Path, target: Path) -> None:
-    """Links a segment. A missing segment stays missing. The center reports its frames as lost when it reads them."""
+    """Links a segment. A missing segment stays missing. The center states the loss when it reads the segment."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
         try:
@@ -360,7 +371,7 @@ def _link(source: Path, target: Path) -> None:
 def _copy_segments(files: dict[Path, Path], report: Report) -> None:
     for number, (source, target) in enumerate(files.items()):
         if number % SEGMENTS_AT_ONCE == 0:
-            report(f"frame log: {number} of {len(files)} segments")
+            report(f"segments: {number} of {len(files)}")
         _copy_file(source, target)
 
 
@@ -389,14 +400,6 @@ def _storage_errors(what: str) -> Iterator[None]:
         yield
     except (OSError, sqlite3.Error) as exc:
         raise StorageError(f"{what}: {exc}") from exc
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _random() -> int:

@@ -18,9 +18,9 @@ from center.results import schema as results_schema
 from center.sinks.store import SinkStore
 from center.sinks.store import metadata as sinks_metadata
 from center.storage.database import open_engine, read_transaction, shown_url, write_transaction
-from edgewater.model.errors import InvalidConfig
+from edgewater.base.errors import InvalidConfig
 
-ROWS_AT_ONCE = 1000
+ROWS_AT_ONCE = 1000  # limit: memory of a copy
 _SEQUENCES = text("""
     SELECT sequence.oid::regclass::text, owner.relname, a.attname
     FROM pg_depend d
@@ -32,6 +32,8 @@ _SEQUENCES = text("""
 """The sequences of PostgreSQL's current schema, each with the table and the column that it numbers."""
 CATALOG: tuple[MetaData, ...] = (catalog_schema.metadata,)
 RESULTS: tuple[MetaData, ...] = (results_schema.metadata, sinks_metadata)
+LOG, DELTAS = "log", "deltas"
+"""Directories of a backup."""
 
 
 @contextlib.contextmanager
@@ -39,21 +41,24 @@ def moment(url: str, link: Callable[[list[str]], None]) -> Iterator[Connection]:
     """Yields a connection that sees both stores at one moment.
 
     Args:
-        link: called with the segments of the frame log that the catalog names at this moment. Until `link` returns, no
-            gateway indexes frames, and retention removes no frames.
+        link: called with the paths in a backup of the segments that rows name at this moment. Until `link` returns, no
+            gateway indexes frames, retention removes no frames, and drivers change no deltas.
 
     Raises:
         StorageError: the database cannot be used, or it is locked for too long.
     """
     engine = open_engine(url)
     frames, quarantine = (catalog_schema.metadata.tables[name] for name in ("frames", "quarantine"))
+    deltas = results_schema.deltas
     try:
         with read_transaction(engine) as reader:
             with write_transaction(engine) as lock:
-                lock.execute(text(f"LOCK TABLE {frames.name}, {quarantine.name} IN SHARE MODE"))
+                lock.execute(text(f"LOCK TABLE {frames.name}, {quarantine.name}, {deltas.name} IN SHARE MODE"))
                 # The snapshot begins with the first statement that reads.
                 segments = union(select(frames.c.segment), select(quarantine.c.segment))
-                link(sorted(reader.execute(segments).scalars()))
+                names = [f"{LOG}/{name}" for name in sorted(reader.execute(segments).scalars())]
+                named = select(deltas.c.segment).where(deltas.c.segment != "").distinct()
+                link([*names, *(f"{DELTAS}/{name}" for name in sorted(reader.execute(named).scalars()))])
             yield reader
     finally:
         engine.dispose()

@@ -31,7 +31,7 @@ MODULES = {
 """The modules that each component loads, in the order in which the components start. The first component is the one
 that other components wait for. The last component loads gRPC, so no other component has gRPC. Further drivers
 (``job-2``) start with the first driver."""
-_ARG_START, _ARG_END = 45, 46
+_ARG_START, _ARG_END = 45, 46  # format: of /proc/self/stat
 """Indices of fields of /proc/self/stat after the command's name (proc(5): fields 48 and 49)."""
 
 log = logging.getLogger(__name__)

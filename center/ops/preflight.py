@@ -11,7 +11,7 @@ from pathlib import Path
 
 from center.api_access import read_principals_file
 from center.config import CenterConfig
-from edgewater.model.errors import EdgewaterError, StorageError
+from edgewater.base.errors import EdgewaterError, StorageError
 from edgewater.runtime.health import bound_address, listen
 
 
@@ -39,6 +39,7 @@ def check(config: CenterConfig, environment: Mapping[str, str]) -> list[CheckRes
         ("api.token", lambda: _api_credentials(config)),
         ("data_dir", lambda: _writable(config.data_dir)),
         ("log_dir", lambda: _writable(config.log_dir)),
+        ("deltas_dir", lambda: _writable(config.deltas_dir)),
         ("tokens", lambda: _tokens(config)),
         ("catalog_url", lambda: _catalog(config.catalog_url)),
         ("results_url", lambda: _results(config.results_url)),
@@ -108,17 +109,14 @@ def _api_credentials(config: CenterConfig) -> str:
 def _catalog(url: str) -> str:
     from center.catalog import Catalog
 
-    catalog = Catalog(url)
-    try:
+    with contextlib.closing(Catalog(url)) as catalog:
         return f"{len(catalog.queries.all())} queries, {len(catalog.edges.all())} edges"
-    finally:
-        catalog.close()
 
 
 def _pair(config: CenterConfig) -> str:
     from center.catalog import Catalog
-    from center.job.store_pair import require_pair
     from center.results import ResultStore
+    from center.results.store_pair import require_pair
 
     with (
         contextlib.closing(Catalog(config.catalog_url)) as catalog,
@@ -131,8 +129,5 @@ def _pair(config: CenterConfig) -> str:
 def _results(url: str) -> str:
     from center.results import ResultStore
 
-    results = ResultStore(url)
-    try:
+    with contextlib.closing(ResultStore(url)) as results:
         return f"{results.last_answer_id()} answers"
-    finally:
-        results.close()

@@ -12,14 +12,15 @@ from typing import IO, Any
 
 from pyspark import SparkContext
 
-from center.job.job import Job, JobConfig
+from center.config import CenterConfig
+from center.job.job import Job
 from center.spark.java import require_java
 from center.spark.spark_session import SessionConfig, class_archive
-from edgewater.model.errors import StorageError
+from edgewater.base.errors import StorageError
 
-STATED_LINES = 3
+STATED_LINES = 3  # limit: length of a message
 """Number of last lines of the job's standard error that an error message has."""
-POLL_S = 0.2
+POLL_S = 0.2  # limit: processor time while waiting
 
 
 def prepare(timeout_s: float) -> Path:
@@ -66,15 +67,8 @@ def _last_lines(errors: IO[str]) -> str:
 
 
 def _run_until_ready(archive: Path) -> None:
-    directory = archive.parent
-    config = JobConfig(
-        catalog_url=f"sqlite:///{directory}/catalog.db",
-        results_url=f"sqlite:///{directory}/results.db",
-        log_dir=directory / "frames",
-        work_dir=directory / "spark",
-        session=SessionConfig(write_classes=archive),
-    )
-    job, stop = Job(config), threading.Event()
+    config = CenterConfig(data_dir=archive.parent)
+    job, stop = Job(config, session=SessionConfig(write_classes=archive)), threading.Event()
 
     def wait_until_ready() -> None:
         while job.problem() and not stop.wait(POLL_S):

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from prometheus_client import CollectorRegistry
 from tenacity import (
     RetryCallState,
     Retrying,
@@ -30,7 +31,7 @@ from tenacity import (
 )
 
 from center.config import CenterConfig
-from edgewater.model.errors import StorageError
+from edgewater.base.errors import StorageError
 from edgewater.runtime.allocator import return_large_blocks
 from edgewater.runtime.clock import now_ms
 from edgewater.runtime.configuration import is_loopback
@@ -39,14 +40,13 @@ from edgewater.runtime.tasks import Tasks, within_limit
 
 if TYPE_CHECKING:  # imported when a component runs: the API must not load Spark, nor the gateway
     from center.catalog import Catalog, Component, ComponentRegistry, HeartbeatThread
-    from center.ingest.gateway import GatewayConfig
-    from center.job.job import JobConfig
+    from center.storage.wake import Channel
 
 log = logging.getLogger(__name__)
 
-SWITCH_S = 0.0005
-GATEWAY_SWITCH_S = 0.001
-OPENING_S = 60.0
+SWITCH_S = 0.0005  # limit: how long a thread keeps the interpreter
+GATEWAY_SWITCH_S = 0.001  # limit: how long a thread keeps the interpreter
+OPENING_S = 60.0  # limit: time of a start without a database
 """The longest time in seconds for which a starting component tries to open a database that it cannot reach."""
 
 
@@ -108,6 +108,27 @@ def _heartbeat(
         registry.close()
 
 
+@contextlib.contextmanager
+def _metrics(
+    registry: CollectorRegistry, problems: Callable[[], list[str]], address: str | None, field: str, **kwargs: Any
+) -> Iterator[None]:
+    """Serves /livez, /readyz and /metrics, if the configuration has an address for them."""
+    if address is None:
+        yield
+        return
+    with health_server(registry, problems, address, field, **kwargs) as served:
+        log.info("metrics are served at http://%s/metrics", served)
+        yield
+
+
+def _stop_at_signal() -> threading.Event:
+    """Returns an event that SIGTERM and SIGINT set."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
+
+
 def run_api(config: CenterConfig) -> None:
     """Serves the REST API until SIGTERM or SIGINT."""
     from center.api import create_app
@@ -145,11 +166,8 @@ def run_api(config: CenterConfig) -> None:
     if api.authenticates and api.tls is None and not is_loopback(api.listen):
         log.warning("tokens are sent over the network without encryption: set api.tls, or use a proxy with TLS")
     with contextlib.ExitStack() as stack:
-        if api.metrics is not None:
-            ready = functools.partial(missing_components, services)
-            health = health_server(services.metrics.registry, ready, api.metrics, "api.metrics", tasks=tasks)
-            address = stack.enter_context(health)
-            log.info("metrics are served at http://%s/metrics", address)
+        ready = functools.partial(missing_components, services)
+        stack.enter_context(_metrics(services.metrics.registry, ready, api.metrics, "api.metrics", tasks=tasks))
         address = bound_address(listener)
         stack.enter_context(_heartbeat(config, "api", tasks.missing, registry, address=address, tasks=tasks))
         log.info("the API is served at %s://%s", api.scheme, address)
@@ -160,7 +178,7 @@ def run_api(config: CenterConfig) -> None:
 def run_gateway(config: CenterConfig) -> None:
     """Serves edges until SIGTERM or SIGINT."""
     from center.catalog import Catalog
-    from center.storage.wake import Topic, Waker
+    from center.storage.wake import Topic, Waker, channel_of
 
     return_large_blocks()
     # The event loop waits for the threads that check frames. While one edge sent 100 frames/s of 4,000 partials,
@@ -168,10 +186,9 @@ def run_gateway(config: CenterConfig) -> None:
     # were the same.
     sys.setswitchinterval(GATEWAY_SWITCH_S)
     # The catalog is opened before the event loop runs. Until then, a signal ends the process.
-    gateway = gateway_config(config)
-    changed = Waker(gateway.wakes, Topic.CATALOG).wake
-    catalog = opened(lambda: Catalog(config.catalog_url, config.columns, changed))
-    asyncio.run(_gateway(config, gateway, catalog))
+    wakes = channel_of(config.catalog_url)
+    catalog = opened(lambda: Catalog(config.catalog_url, config.columns, Waker(wakes, Topic.CATALOG).wake))
+    asyncio.run(_gateway(config, catalog, wakes))
 
 
 def _relax_collection() -> None:
@@ -185,14 +202,14 @@ def _relax_collection() -> None:
     gc.set_threshold(50_000, 20, 20)
 
 
-async def _gateway(config: CenterConfig, limits: GatewayConfig, catalog: Catalog) -> None:
+async def _gateway(config: CenterConfig, catalog: Catalog, wakes: Channel) -> None:
     from center.ingest.gateway import Gateway
     from center.storage.frame_log import FrameLog
 
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    gateway = Gateway(catalog, FrameLog(config.log_dir), limits, now_ms)
+    gateway = Gateway(catalog, FrameLog(config.log_dir), config, now_ms, wakes)
     loop = asyncio.get_running_loop()
     gateway.tasks.end = within_limit(lambda: loop.call_soon_threadsafe(stop.set))
     port = await gateway.start(config.gateway.listen)
@@ -201,20 +218,11 @@ async def _gateway(config: CenterConfig, limits: GatewayConfig, catalog: Catalog
     log.info("edges connect to %s:%d", host, port)
     try:
         with contextlib.ExitStack() as stack:
-            if config.gateway.metrics is not None:
-                address = stack.enter_context(
-                    health_server(
-                        gateway.metrics.registry,
-                        gateway.readiness,
-                        config.gateway.metrics,
-                        "gateway.metrics",
-                        tasks=gateway.tasks,
-                    )
-                )
-                log.info("metrics are served at http://%s/metrics", address)
+            registry, readiness = gateway.metrics.registry, gateway.readiness
             stack.enter_context(
-                _heartbeat(config, "gateway", gateway.readiness, address=f"{host}:{port}", tasks=gateway.tasks)
+                _metrics(registry, readiness, config.gateway.metrics, "gateway.metrics", tasks=gateway.tasks)
             )
+            stack.enter_context(_heartbeat(config, "gateway", readiness, address=f"{host}:{port}", tasks=gateway.tasks))
             await stop.wait()
     finally:
         await gateway.stop()
@@ -229,13 +237,11 @@ def run_job(config: CenterConfig) -> None:
     from center.sinks import SinkStore
 
     return_large_blocks()
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = _stop_at_signal()
     tasks = Tasks(within_limit(stop.set))
-    job = opened(lambda: Job(job_config(config), tasks), stop)
+    job = opened(lambda: Job(config, tasks), stop)
     with contextlib.ExitStack() as stack:
-        if config.retention.keep_answers_ms is not None:
+        if config.retention.answers_ms is not None:
             store = opened(lambda: ResultStore(config.results_url), stop)
             stack.callback(store.close)
             sinks = opened(lambda: SinkStore(store.engine), stop)
@@ -244,15 +250,19 @@ def run_job(config: CenterConfig) -> None:
             stack.enter_context(
                 trimming(
                     store,
-                    config.retention.keep_answers_ms,
+                    config.retention.answers_ms,
                     now_ms,
-                    wait_ms=config.retention.wait_for_sinks_ms,
+                    wait_ms=config.retention.sinks_ms,
                     awaited=sinks.lowest_answer,
                     expired=catalog.queries.expire,
                     tasks=tasks,
                 )
             )
-        needed = config.spark.drivers
+        registry, spark = job.metrics.registry, config.spark
+        stack.enter_context(
+            _metrics(registry, job.problems, spark.metrics, "spark.metrics", state=job.state, tasks=tasks)
+        )
+        needed = spark.drivers
         stack.enter_context(_heartbeat(config, "job", job.problems, role=lambda: job.role, needed=needed, tasks=tasks))
         job.run(stop)
     tasks.exit_if_failed()
@@ -268,9 +278,7 @@ def run_sinks(config: CenterConfig) -> None:
 
     return_large_blocks()
     configured = read_definitions(config.sinks)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = _stop_at_signal()
     results = opened(lambda: ResultStore(config.results_url), stop)
     process = SinkProcess(
         configured,
@@ -282,58 +290,6 @@ def run_sinks(config: CenterConfig) -> None:
         listed=config.sink.secrets,
     )
     process.tasks.end = within_limit(stop.set)
-    with contextlib.ExitStack() as stack:
-        if config.sink.metrics is not None:
-            health = health_server(
-                process.registry, process.problems, config.sink.metrics, "sink.metrics", tasks=process.tasks
-            )
-            log.info("metrics are served at http://%s/metrics", stack.enter_context(health))
+    with _metrics(process.registry, process.problems, config.sink.metrics, "sink.metrics", tasks=process.tasks):
         process.run(stop)
     process.tasks.exit_if_failed()
-
-
-def gateway_config(config: CenterConfig) -> GatewayConfig:
-    """Returns the gateway's configuration."""
-    from center.ingest.gateway import GatewayConfig
-    from center.storage.wake import channel_of
-
-    section = config.gateway
-    return GatewayConfig(
-        tokens=config.tokens,
-        tokens_file=config.tokens_file,
-        tls=config.tls,
-        max_frame_bytes=section.max_frame_bytes,
-        credit_bytes=section.credit_bytes,
-        edge_heartbeat_ms=section.edge_heartbeat_ms,
-        compression_bytes=section.compression_bytes,
-        work_per_s=section.work_per_s,
-        open_windows=section.open_windows,
-        streams=config.streams,
-        wakes=channel_of(config.catalog_url),
-    )
-
-
-def job_config(config: CenterConfig) -> JobConfig:
-    """Returns the job's configuration."""
-    from center.job.job import JobConfig
-    from center.spark.spark_session import SessionConfig
-    from center.storage.wake import channel_of
-
-    spark = config.spark
-    if spark.trigger_ms:
-        log.warning("spark.trigger is without effect, and is not accepted by the next minor version: remove it")
-    return JobConfig(
-        catalog_url=config.catalog_url,
-        results_url=config.results_url,
-        log_dir=config.log_dir,
-        work_dir=config.work_dir,
-        progress_dir=config.progress_dir,
-        session=SessionConfig(master=spark.master, driver_memory=spark.driver_memory, conf=spark.conf),
-        wakes=channel_of(config.catalog_url),
-        keep_frames_ms=config.retention.keep_frames_ms,
-        metrics=spark.metrics,
-        lease_ms=spark.lease_ms,
-        drivers=spark.drivers,
-        max_answer_bytes=spark.max_answer_bytes,
-        clock=now_ms,
-    )

@@ -14,19 +14,18 @@ from typing import Any, Self
 from sqlalchemy import make_url
 
 from center.api.audit import AuditLog
-from center.catalog import Catalog, QuarantinedFrame
+from center.api.models import QuarantinedFrame, SetAsideQuery, frame_json, set_aside_json
+from center.catalog import Catalog
 from center.config import CenterConfig
-from center.job.examination import Examiner
+from center.ops.examination import examine
 from center.results import ResultStore
 from center.storage.frame_facts import FrameFacts
 from center.storage.frame_log import FrameLog
-from edgewater.model.errors import Conflict, EdgewaterError, InvalidConfig
-from edgewater.model.registered_query import query_key
-from edgewater.model.timestamps import rfc3339
+from edgewater.base.errors import Conflict, EdgewaterError, InvalidConfig
 from edgewater.runtime.clock import now_ms
 
 
-class Quarantine:
+class QuarantineDesk:
     """The quarantine of a center, whose processes may run. Use it as a context manager. All methods may raise
     StorageError.
 
@@ -52,22 +51,13 @@ class Quarantine:
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self._catalog.close()
 
-    def frames(self) -> list[dict[str, Any]]:
+    def frames(self) -> list[QuarantinedFrame]:
         """Returns the frames that could not be applied, the latest first."""
-        return [_mapping(frame) for frame in self._catalog.quarantine.frames()]
+        return [frame_json(frame) for frame in self._catalog.quarantine.frames()]
 
-    def queries(self) -> list[dict[str, Any]]:
+    def queries(self) -> list[SetAsideQuery]:
         """Returns the queries that the job does not process."""
-        return [
-            {
-                "query": query_key(s.query),
-                "state": s.state.value,
-                "reason": s.reason,
-                "deaths": s.deaths,
-                "since": rfc3339(s.since_ms),
-            }
-            for s in self._catalog.quarantine.queries().values()
-        ]
+        return [set_aside_json(query) for query in self._catalog.quarantine.queries().values()]
 
     def retry_query(self, name: str) -> None:
         """Makes the job try a query again that it does not process.
@@ -87,11 +77,10 @@ class Quarantine:
         frame = self._catalog.quarantine.frame(key, position)
         contents: dict[str, Any]
         try:
-            with Examiner(self._log_dir) as examiner:
-                contents = asdict(examiner.try_frame(frame.entry)) | {"header": _header(frame.facts)}
+            contents = asdict(examine(self._log_dir, frame.entry)) | {"header": _header(frame.facts)}
         except EdgewaterError as exc:
             contents = {"problem": exc.message}
-        return _mapping(frame) | {"contents": contents}
+        return {**frame_json(frame), "contents": contents}
 
     @contextlib.contextmanager
     def _audited(self, action: str, target: str) -> Iterator[None]:
@@ -155,15 +144,3 @@ def _user() -> str:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:  # in a container the user may have no name
         return str(os.getuid())
-
-
-def _mapping(frame: QuarantinedFrame) -> dict[str, Any]:
-    entry = asdict(frame.entry)
-    del entry["query"]
-    return {
-        "query": frame.key,
-        **entry,
-        "reason": frame.reason,
-        "quarantined_at": rfc3339(frame.quarantined_at_ms),
-        "received_at": rfc3339(entry.pop("received_at_ms")),
-    }

@@ -20,15 +20,15 @@ from center.catalog import COMPONENTS, Component, ComponentHeartbeat, ComponentR
 from center.config import CenterConfig
 from center.ops.supervisor import ComponentCommand, Supervisor
 from center.ops.watchdog import HangWatch
-from edgewater.model.errors import StorageError
+from edgewater.base.errors import StorageError
 from edgewater.runtime.clock import now_ms
 from edgewater.runtime.configuration import split_address
 from edgewater.runtime.tasks import Tasks
 
-POLL_S = 0.2
+POLL_S = 0.2  # limit: processor time while waiting
 STANDBY = "standby"
 """The standby's name in the log and in the directory of process ids. Each driver, including the standby, may lead."""
-MISSING_LOG_INTERVAL_S = 30.0
+MISSING_LOG_INTERVAL_S = 30.0  # limit: size of the log
 
 log = logging.getLogger(__name__)
 

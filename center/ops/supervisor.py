@@ -29,14 +29,14 @@ from types import MappingProxyType
 from typing import BinaryIO, Protocol
 
 from center.storage.progress import write_whole
-from edgewater.model.errors import InvalidConfig, StorageError
+from edgewater.base.errors import InvalidConfig, StorageError
 from edgewater.runtime.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
-EXIT_BAD_INPUT = 2
-WATCH_S = 3.0
-GRACE_S = 25.0
+EXIT_BAD_INPUT = 2  # format: click's status of wrong usage
+WATCH_S = 3.0  # limit: how late a hang is noticed
+GRACE_S = 25.0  # limit: time of a stop
 """Time in seconds after which components that have not stopped are killed. Spark ends its batch within a few
 seconds."""
 
@@ -224,11 +224,23 @@ def exclusive_lock(data_dir: Path) -> Iterator[BinaryIO]:
         StorageError: another supervisor holds the lock.
     """
     data_dir.mkdir(parents=True, exist_ok=True)
-    with (data_dir / "supervisor.lock").open("ab") as lock:
+    busy = f"{data_dir}: another `edgewater center run` uses this directory"
+    with locked_file(data_dir / "supervisor.lock", busy) as lock:
+        yield lock
+
+
+@contextlib.contextmanager
+def locked_file(path: Path, busy: str) -> Iterator[BinaryIO]:
+    """Holds the lock of a file, which is created if it is missing.
+
+    Raises:
+        StorageError: another process holds the lock; the error has the message `busy`.
+    """
+    with path.open("ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:
-            raise StorageError(f"{data_dir}: another `edgewater center run` uses this directory") from exc
+            raise StorageError(busy) from exc
         yield lock
 
 

@@ -15,23 +15,4 @@ from center.results.answers import (
 from center.results.lease import Lease, LeaseLost
 from center.results.retention import trimming
 from center.results.store import ResultStore, restored_at_ms
-from center.results.writes import COSTLY_MS, MAX_ANSWER_BYTES, AnswersCostly, MergedDelta
-
-__all__ = [
-    "COSTLY_MS",
-    "MAX_ANSWER_BYTES",
-    "UNREADABLE",
-    "AnswerChanges",
-    "AnswerReader",
-    "AnswerRecord",
-    "AnswersCostly",
-    "Lease",
-    "LeaseLost",
-    "MergedDelta",
-    "NewestAnswers",
-    "ResultStore",
-    "as_far_as_readable",
-    "read_cursor",
-    "restored_at_ms",
-    "trimming",
-]
+from center.results.writes import COSTLY_MS, MAX_ANSWER_BYTES, AnswersCostly

@@ -20,10 +20,10 @@ from edgewater.answers.statement import Contract
 from edgewater.answers.stored import facts_from_json
 from edgewater.answers.uniting import with_late
 from edgewater.answers.work import spend
-from edgewater.model.errors import InvalidInput, InvalidRequest, NotFound, StorageError, UnsupportedVersion
+from edgewater.base.errors import InvalidInput, InvalidRequest, NotFound, StorageError, UnsupportedVersion
+from edgewater.base.streams import MAX_TIME_MS
 from edgewater.model.registered_query import query_from_key, query_key
 from edgewater.model.replies import Shipped
-from edgewater.model.streams import MAX_TIME_MS
 from edgewater.wire import QueryRef
 
 UNREADABLE = Counter(
@@ -221,13 +221,6 @@ class AnswerReader:
         rows = select(t.answers.c.revision).where(_is_of(ref, window_start_ms))
         with read_transaction(self._engine) as connection:
             return list(connection.execute(rows.order_by(t.answers.c.revision)).scalars())
-
-    def answers_after(self, answer_id: int, limit: int, query: QueryRef | None = None) -> list[AnswerRecord]:
-        """Returns answers with a greater id, ascending; of one query or of all."""
-        rows = _rows().where(t.answers.c.answer_id > answer_id)
-        if query is not None:
-            rows = rows.where(t.answers.c.query == query_key(query))
-        return self._answers(rows.order_by(t.answers.c.answer_id).limit(limit))
 
     def changes_after(
         self, answer_id: int, limit: int, query: QueryRef | None = None, *, max_bytes: int | None = None

@@ -21,7 +21,7 @@ from center.results.writes import TRIMMED, StoredRow, insert_answers
 from center.storage.query_partition import QueryPartition
 from edgewater.answers import Phase
 
-WAIT_MS = 60_000
+WAIT_MS = 60_000  # limit: answers of one window
 """The least time between two corrections of a window."""
 MAX_CORRECTED = 200
 """Maximum windows that one transaction examines. The job waits meanwhile."""

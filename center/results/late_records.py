@@ -16,16 +16,18 @@ from center.ledger import AT_ONCE_MS, QueryChanges
 from center.results import schema as t
 from center.storage.database import MAX_ADDED, upsert
 from edgewater.answers import NO_LATE, LateRecords
-from edgewater.model.errors import StorageError
+from edgewater.answers.uniting import MAX_DEVICES
+from edgewater.base.errors import StorageError
+from edgewater.base.streams import MIN_TIME_MS
 from edgewater.model.registered_query import query_key
-from edgewater.model.streams import MIN_TIME_MS
+from edgewater.wire import reason_of
 
 MAX_RANGES = 32
 """Maximum ranges of slices with the same start by which rejected records are counted, over all reasons."""
 _VALUES = TypeAdapter(dict[str, tuple[int, list[tuple[str, float, float, float | None]]]])
 _Ranges = dict[tuple[int, int, str], LateRecords]
 """By end, time through which windows lack the records, and reason: late records of slices with one start."""
-_CHUNK = 200
+_CHUNK = 200  # limit: bound parameters of a statement
 """Starts of slices in one statement: fewer than the bound parameters that any database accepts."""
 
 
@@ -40,7 +42,8 @@ def add_late_records(connection: Connection, changes: QueryChanges) -> None:
     slices: dict[int, _Ranges] = {}
     first = connection.execute(select(func.min(t.answers.c.window_start_ms)).where(t.answers.c.query == key)).scalar()
     for place, each in late.items():
-        totals[place.edge, place.reason] = totals.get((place.edge, place.reason), 0) + each.records
+        reason, _ = reason_of(place.reason)
+        totals[place.edge, reason] = totals.get((place.edge, reason), 0) + each.records
         if place.slice_end_ms > min(open_from_ms, MIN_TIME_MS if first is None else first):
             counts = slices.setdefault(place.slice_start_ms, {})
             kind = (place.slice_end_ms, place.through_ms, place.reason)
@@ -69,32 +72,58 @@ def _add_late_slices(connection: Connection, key: str, slices: Mapping[int, _Ran
     c = t.late_slices.c
     these = (c.query == key) & c.slice_start_ms.in_(slices)
     for row in connection.execute(select(t.late_slices).where(these)).all():
-        counts, at = slices[row.slice_start_ms], (row.slice_end_ms, row.through_ms, row.reason)
+        counts, at = slices[row.slice_start_ms], (row.slice_end_ms, row.through_ms, _kind_of(row))
         counts[at] = counts.get(at, NO_LATE).plus(_late_of(row.records, row.amounts))
     connection.execute(delete(t.late_slices).where(these))
-    names = t.late_slices.c.keys()
     rows = [
-        dict(zip(names, (key, start, *at, min(late.records, MAX_ADDED), _amounts_of(late)), strict=True))
+        _row(key, start, at, number, late)
         for start, counts in slices.items()
-        for at, late in _few_ranges(counts).items()
+        for number, (at, late) in enumerate(_few_ranges(counts).items())
     ]
     connection.execute(insert(t.late_slices), rows)
     crowded = {start: counts for start, counts in slices.items() if len(counts) > MAX_RANGES}
     return [(start, max(end for end, *_ in counts)) for start, counts in crowded.items()]
 
 
+def _row(key: str, start_ms: int, at: tuple[int, int, str], number: int, late: LateRecords) -> dict[str, str | int]:
+    """Returns a row of the late records of a slice.
+
+    Args:
+        number: distinguishes the rows of the slice.
+    """
+    end_ms, through_ms, kind = at
+    reason, only = reason_of(kind)
+    return {
+        "query": key,
+        "slice_start_ms": start_ms,
+        "slice_end_ms": end_ms,
+        "through_ms": through_ms,
+        "reason": f"{reason}{{{number}" if only else reason,
+        "records": min(late.records, MAX_ADDED),
+        "amounts": _amounts_of(late),
+        "only": only,
+    }
+
+
+def _kind_of(row: Row[Any]) -> str:
+    reason, _ = reason_of(row.reason)
+    return f"{reason}{row.only}"
+
+
 def _few_ranges(counts: _Ranges) -> _Ranges:
     """Returns the counts of ranges that start with one slice.
 
-    If there are too many ranges, the ranges of one reason are united to the longest range.
+    If there are too many ranges, the ranges of one reason are united to the longest range, and to all groups.
     """
     if len(counts) <= MAX_RANGES:
         return counts
     longest: dict[tuple[int, str], int] = {}
-    for end, through, reason in counts:
+    for end, through, kind in counts:
+        reason, _ = reason_of(kind)
         longest[through, reason] = max(end, longest.get((through, reason), end))
     united: _Ranges = {}
-    for (_, through, reason), late in counts.items():
+    for (_, through, kind), late in counts.items():
+        reason, _ = reason_of(kind)
         key = longest[through, reason], through, reason
         united[key] = united.get(key, NO_LATE).plus(late)
     return united
@@ -112,7 +141,7 @@ def _late_of(records: int, amounts: str) -> LateRecords:
 def late_by_window(
     connection: Connection, key: str, windows: Iterable[tuple[int, int]]
 ) -> dict[int, dict[str, LateRecords]]:
-    """Returns, by window start and reason, the records that came after the window was final, or were
+    """Returns, by window start and `DroppedRecords.kind`, the records that came after the window was final, or were
     rejected.
 
     Windows without such records are absent.
@@ -138,8 +167,20 @@ def late_by_window(
                 if row.slice_end_ms > start and end <= row.through_ms:
                     counts = by_window.setdefault(start, {})
                     late = _late_of(row.records, row.amounts)
-                    counts[row.reason] = counts.get(row.reason, NO_LATE).plus(late)
-    return by_window
+                    kind = _kind_of(row)
+                    counts[kind] = counts.get(kind, NO_LATE).plus(late)
+    return {start: _few_kinds(counts) for start, counts in by_window.items()}
+
+
+def _few_kinds(counts: dict[str, LateRecords]) -> dict[str, LateRecords]:
+    """Returns the late records of a window. If there are too many kinds, the kinds of one reason become one."""
+    if len(counts) <= MAX_DEVICES:
+        return counts
+    united: dict[str, LateRecords] = {}
+    for kind, late in counts.items():
+        reason, _ = reason_of(kind)
+        united[reason] = united.get(reason, NO_LATE).plus(late)
+    return united
 
 
 def late_to_json(late: Mapping[str, LateRecords]) -> str:

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, case, insert, select, update
 
 from center.results import schema as t
 from center.storage.query_partition import ALL_QUERIES, QueryPartition
-from edgewater.model.errors import Conflict
+from edgewater.base.errors import Conflict
 
 DRIVER = "leading driver"
 _OF_FORMAT_1 = "driver"

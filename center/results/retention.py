@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from center.results.store import ResultStore
-from edgewater.model.errors import StorageError
+from edgewater.base.errors import StorageError
 from edgewater.runtime.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
-EVERY_S = 60.0
-SOON_S = 0.05
+EVERY_S = 60.0  # limit: work of deleting
+SOON_S = 0.05  # limit: how long other writers wait
 """Pause between two transactions while answers remain to be deleted. On SQLite it lets the job write in between."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import BigInteger, Column, Index, Integer, LargeBinary, MetaData, Table, UniqueConstraint
 
 from center.storage.database import FreeText, Identifier
-from edgewater.model.streams import MIN_TIME_MS
+from edgewater.base.streams import MIN_TIME_MS
 
 metadata = MetaData()
 
@@ -68,9 +68,16 @@ deltas = Table(
     Column("query", _Query, nullable=False),
     Column("slice_start_ms", BigInteger, nullable=False),
     Column("synopsis", LargeBinary, nullable=False),
+    Column("segment", Identifier(128), nullable=False, server_default=""),
+    Column("segment_offset", BigInteger, nullable=False, server_default="0"),
+    Column("segment_bytes", BigInteger, nullable=False, server_default="0"),
+    Column("segment_crc32c", BigInteger, nullable=False, server_default="0"),
 )
-"""Merged partials per batch: the data of a slice are the merge of its rows."""
+"""Merged partials per batch: the data of a slice are the merge of its rows. Data above `INLINE_BYTES` are in a segment
+(`SegmentRange`); then ``synopsis`` is empty. Releases up to 0.3 have stored all data in ``synopsis``."""
 Index("deltas_by_slice", deltas.c.query, deltas.c.slice_start_ms)
+_in_segment = deltas.c.segment != ""
+Index("deltas_by_segment", deltas.c.segment, sqlite_where=_in_segment, postgresql_where=_in_segment)
 
 shapes = Table(
     "shapes",
@@ -114,10 +121,12 @@ late_slices = Table(
     Column("reason", Identifier(32), primary_key=True),
     Column("records", BigInteger, nullable=False),
     Column("amounts", FreeText, nullable=False, server_default=""),
+    Column("only", FreeText, nullable=False, server_default=""),
 )
 """Records that came after their windows were final, or that sources rejected. A window over the slice, or over the
 range of slices, lacks the records if it ends by ``through_ms``. ``amounts``: JSON with by how much the records move the
-values of measures; empty: unknown."""
+values of measures; empty: unknown. ``only``: as in `DroppedRecords`; rows with it have a number after their reason and
+a brace, so that the texts of ``only`` are in no key."""
 
 corrections = Table(
     "corrections",

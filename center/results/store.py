@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Select, delete, insert, select, update
@@ -41,8 +40,7 @@ from center.results.writes import (
     TRIMMED,
     AnswersCostly,
     DeltasRefused,
-    MergedDelta,
-    Premerge,
+    Merging,
     RefusedDelta,
     add_deltas,
     add_shipped,
@@ -50,6 +48,7 @@ from center.results.writes import (
     drop_answers,
     drop_deltas,
     misshapen,
+    named_segments,
     read_counter,
     read_span,
     replace_deltas,
@@ -67,21 +66,21 @@ from center.storage.database import (
     schema_transaction,
     write_transaction,
 )
+from center.storage.delta_segments import Delta, DeltaSegments, SegmentRange, SliceSpan, SpanMerge, SpanPart
 from center.storage.lineage import Lineage, raise_mark, read_lineage, write_lineage
 from center.storage.query_partition import ALL_QUERIES, QueryPartition
-from center.storage.slice_spans import SliceSpan, SpanMerge, SpilledSpan, spill
-from edgewater.model.errors import Conflict, StorageError
+from edgewater.base.errors import Conflict, StorageError
 from edgewater.model.registered_query import query_from_key, query_key
 from edgewater.wire import QueryRef
 
-FORMAT = 2
+FORMAT = 2  # format: of the tables, the ledger's state and the answers
 """The format of the tables, the ledger's state and the answers. Increment it with each change after which an older
 release cannot read new data, or this release cannot read old data. Format 1 (0.3) has other names of leases."""
 REVISIONS = "revisions"
 """The counter that each new answer's revision exceeds. It is set when the store is restored."""
-STEP, STARTS, DRIVERS = "step", "starts", "drivers"
+STEP, DRIVERS = "step", "drivers"
 """Counters: each partition has the first two; the last one is the number of partitions."""
-_KEYS_AT_ONCE = 500
+_KEYS_AT_ONCE = 500  # limit: bound parameters of a statement
 MAX_OPEN_WINDOWS = 500_000
 """Maximum windows of a query that are not final. They are in the job's memory."""
 
@@ -105,6 +104,7 @@ class ResultStore(AnswerReader):
         url: SQLAlchemy URL; may be the catalog's.
         max_answer_bytes: size of one answer.
         costly_ms: a merge that takes longer is done by tasks.
+        segments: the segments of large deltas. Only the job needs them.
 
     Attributes:
         correct_at_ms: wall time of the next `correct` that is needed; None: no final answer lacks late records.
@@ -115,10 +115,17 @@ class ResultStore(AnswerReader):
         IncompatibleState: another release wrote the store in another format.
     """
 
-    def __init__(self, url: str, max_answer_bytes: int = MAX_ANSWER_BYTES, *, costly_ms: float = COSTLY_MS) -> None:
+    def __init__(
+        self,
+        url: str,
+        max_answer_bytes: int = MAX_ANSWER_BYTES,
+        *,
+        costly_ms: float = COSTLY_MS,
+        segments: DeltaSegments = DeltaSegments(None),  # noqa: B008
+    ) -> None:
         super().__init__(open_engine(url))
-        self.max_answer_bytes, self._costly_ms = max_answer_bytes, costly_ms
-        self._merges: dict[SliceSpan, Premerge] = {}
+        self.segments, self._merging = segments, Merging(segments, max_answer_bytes, costly_ms)
+        self._merges: dict[SliceSpan, SpanMerge] = {}
         self._crowded: list[SliceSpan] = []
         self._term = _Term()
         # The term and the step of the ledger in memory. None: load the ledger before its next use.
@@ -191,6 +198,21 @@ class ResultStore(AnswerReader):
         """The partition of the lease that this store has taken last."""
         return self._term.partition
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of this lease."""
+        return self._term.epoch
+
+    def named_segments(self) -> tuple[set[str], set[str]]:
+        """Returns the segments that deltas are in, or merges for answers, and `QueryPartition.directory` of each
+        partition.
+        """
+        with read_transaction(self._engine) as connection:
+            partitions = {p.directory for p in QueryPartition.all(read_counter(connection, DRIVERS))}
+            named = named_segments(connection)
+        merges = [merge.data for merge in list(self._merges.values())]
+        return named | {data.segment for data in merges if isinstance(data, SegmentRange)}, partitions
+
     def renew_lease(self, now_ms: int, key: str | None = None) -> None:
         """Extends the lease.
 
@@ -240,7 +262,7 @@ class ResultStore(AnswerReader):
     def apply(
         self,
         ledger: Ledger,
-        deltas: Sequence[MergedDelta],
+        deltas: Sequence[Delta],
         frames: Sequence[FrameSummary],
         through: Mapping[str, int],
         now_ms: int,
@@ -273,7 +295,7 @@ class ResultStore(AnswerReader):
     def _apply(
         self,
         ledger: Ledger,
-        deltas: Sequence[MergedDelta],
+        deltas: Sequence[Delta],
         frames: list[FrameSummary],
         through: Mapping[str, int],
         now_ms: int,
@@ -284,17 +306,17 @@ class ResultStore(AnswerReader):
             _require_own(loaded[0].partition, through)
             new = _not_applied(_positions(connection), through, frames)
             fresh = [f for f in frames if query_key(f.query) in new]
-            kept = applicable(ledger, [d for d in deltas if query_key(d.query) in new], fresh, through)
-            refused = misshapen(connection, [d.to_row() for d in kept])
+            kept = applicable(ledger, [d for d in deltas if d.query in new], fresh, through)
+            refused = misshapen(connection, kept)
             kept = without(refused, kept, fresh)
             weigh(ledger, kept)
             emissions = ledger.handle(FramesMerged(tuple(fresh), now_ms))
             _require_bounded(ledger, {f.query for f in fresh})
-            stored, spent = split_spent(ledger, emissions, [d.to_row() for d in kept])
-            crowded = add_deltas(connection, stored, ledger.on_query, self._costly_ms)
+            stored, spent = split_spent(ledger, emissions, kept)
+            crowded = add_deltas(connection, stored, ledger.on_query, self._merging)
             changes = transaction.changes()
             write_ledger(connection, changes)
-            write_answers(connection, ledger, emissions, spent, {}, self.max_answer_bytes, self._costly_ms)
+            write_answers(connection, ledger, emissions, spent, {}, self._merging)
             add_shipped(connection, [f for f in fresh if not ledger.is_deleted(f.query)])
             set_consumed(connection, {key: position for key, position in through.items() if key in new})
         self._loaded = loaded
@@ -331,9 +353,7 @@ class ResultStore(AnswerReader):
                     loaded = self._begin_step(connection, now_ms)
                     _require_own(loaded[0].partition, [query_key(change.ref) for change in changes])
                     write_ledger(connection, changes)
-                    write_answers(
-                        connection, ledger, emissions, (), self._merges, self.max_answer_bytes, self._costly_ms
-                    )
+                    write_answers(connection, ledger, emissions, (), self._merges, self._merging)
                 self._loaded = loaded
                 self._note_late(changes)
                 answered = {query_key(e.query) for e in emissions}
@@ -367,17 +387,17 @@ class ResultStore(AnswerReader):
         self,
         ledger: Ledger,
         refused: Sequence[RefusedDelta],
-        deltas: Sequence[MergedDelta],
+        deltas: Sequence[Delta],
         frames: list[FrameSummary],
         now_ms: int,
-    ) -> list[MergedDelta]:
+    ) -> list[Delta]:
         """Drops deltas that do not merge and states the loss. Returns the batch's other deltas.
 
         The loss of a batch's own deltas is stated in its frames, which are changed in place; the loss of stored deltas
         in the ledger.
         """
         kept = without(refused, deltas, frames)
-        own = {d.to_row() for d in deltas} - {d.to_row() for d in kept}
+        own = set(deltas) - set(kept)
         stored = {r.delta for r in refused} - own
         if stored:
             with self._transaction(ledger) as transaction, write_transaction(self._engine) as connection:
@@ -387,8 +407,9 @@ class ResultStore(AnswerReader):
                     if drop_deltas(connection, delta, exactly=True) == 0:
                         # The failed transaction merged it from deltas of the slice, both stored and new.
                         drop_deltas(connection, delta, exactly=False)
-                        place = [d for d in kept if d.to_row().place == delta.place]
-                        kept = without([RefusedDelta(d.to_row(), "") for d in place], kept, frames)
+                        place = delta.query, delta.slice_start_ms
+                        same = [RefusedDelta(d, "") for d in kept if (d.query, d.slice_start_ms) == place]
+                        kept = without(same, kept, frames)
                     ledger.handle(SlicesRefused(query_from_key(delta.query), (delta.slice_start_ms,)))
                 write_ledger(connection, transaction.changes())
             self._loaded = loaded
@@ -400,26 +421,29 @@ class ResultStore(AnswerReader):
         crowded, self._crowded = self._crowded, []
         return crowded
 
-    def spill(self, span: SliceSpan, log_dir: Path) -> SpilledSpan:
-        """Writes the deltas of a span to a file for a task. Raises OSError, StorageError."""
-        with read_transaction(self._engine) as connection:
-            partials = ((number, delta.synopsis) for number, delta in read_span(connection, span))
-            return spill(log_dir, span, partials, self.max_answer_bytes)
+    def part(self, span: SliceSpan, prefix: str) -> SpanPart:
+        """Returns the deltas of a span for a task. Deltas that the database has are passed on as results of tasks are.
 
-    def keep_merge(self, ledger: Ledger, ids: tuple[int, ...], merge: SpanMerge, now_ms: int) -> None:
+        Raises StorageError.
+        """
+        with read_transaction(self._engine) as connection:
+            read = list(read_span(connection, span))
+        placed = self.segments.place(prefix, [delta for _, delta in read])
+        ids = tuple(number for number, _ in read)
+        return SpanPart(span, ids, tuple(delta.data for delta in placed), self._merging.max_answer_bytes)
+
+    def keep_merge(self, ledger: Ledger, merge: SpanMerge, now_ms: int) -> None:
         """Replaces the deltas of a slice by their merge. A merge of several slices is kept in memory for `tick`.
 
         Raises as `tick`.
         """
-        if merge.synopsis is not None and not merge.refused:
-            with self._transaction(ledger), write_transaction(self._engine) as connection:
-                loaded = self._begin_step(connection, now_ms)
-                _require_own(loaded[0].partition, [merge.span.key])
-                is_replaced = replace_deltas(connection, ids, merge)
-            self._loaded = loaded
-            if is_replaced:
-                return
-        self._merges[merge.span] = ids, merge
+        with self._transaction(ledger), write_transaction(self._engine) as connection:
+            loaded = self._begin_step(connection, now_ms)
+            _require_own(loaded[0].partition, [merge.span.key])
+            is_replaced = replace_deltas(connection, merge)
+        self._loaded = loaded
+        if not is_replaced:
+            self._merges[merge.span] = merge
 
     def take_refused(self) -> list[RefusedDelta]:
         """Returns the merged partials that were refused since the last call."""
@@ -446,15 +470,6 @@ class ResultStore(AnswerReader):
         except BaseException:
             self._loaded = None
             raise
-
-    def forget(self, ref: QueryRef) -> None:
-        """Drops a deleted query's answers. Its slices were dropped with `QueryDeleted`.
-
-        The consumed positions stay, so that a frame that is read again is not applied.
-        """
-        with write_transaction(self._engine) as connection:
-            for table in (t.answers, t.shipped, t.late_slices, t.late_records, t.corrections):
-                connection.execute(delete(table).where(table.c.query == query_key(ref)))
 
     def trim(self, before_ms: int, through: int | None = None) -> int:
         """Drops answers that were emitted before a wall time. Returns their number; 0: none remain to be dropped.
@@ -490,22 +505,6 @@ class ResultStore(AnswerReader):
             raise Conflict(f"the result store is at step {stored}, this job's ledger at {step}: try again")
         connection.execute(update(t.counters).where(counter).values(value=stored + 1))
         return term, stored + 1
-
-    def count_start(self) -> int:
-        """Counts the start of a driver.
-
-        Returns the number of starts in this partition since frames were last applied.
-        """
-        name = self._term.partition.name(STARTS)
-        with write_transaction(self._engine) as connection:
-            connection.execute(update(t.counters).where(t.counters.c.name == name).values(value=t.counters.c.value + 1))
-            return read_counter(connection, name)
-
-    def reset_starts(self) -> None:
-        """Sets the number of starts to 0. Called when frames were applied, or none remain."""
-        name = self._term.partition.name(STARTS)
-        with write_transaction(self._engine) as connection:
-            connection.execute(update(t.counters).where(t.counters.c.name == name).values(value=0))
 
     def lineage(self) -> Lineage:
         """Returns the number of the center and the mark in the store."""
@@ -545,15 +544,6 @@ class ResultStore(AnswerReader):
         self._loaded = None
         self.load_ledger(ledger)
 
-    def copy_query(self, key: str, to: ResultStore) -> None:
-        """Copies a query's rows into an empty store. The job can then continue the query there."""
-        tables = (t.ledger_queries, t.ledger_entries, t.deltas, t.shapes, t.consumed)
-        with read_transaction(self._engine) as connection, write_transaction(to._engine) as target:
-            for table in tables:
-                rows = [dict(r._mapping) for r in connection.execute(select(table).where(table.c.query == key))]
-                if rows:
-                    target.execute(insert(table), rows)
-
 
 def _raise_numbers(connection: Connection, now_ms: int) -> None:
     for name in (REVISIONS, "answer"):
@@ -571,9 +561,9 @@ def restored_at_ms(connection: Connection) -> int:
 def _add_partition(connection: Connection, partition: QueryPartition) -> None:
     """Adds the rows of a partition, if it has none."""
     leases.create(connection, partition)
-    for counter in (partition.name(STEP), partition.name(STARTS)):
-        if connection.execute(select(t.counters.c.value).where(t.counters.c.name == counter)).scalar() is None:
-            connection.execute(insert(t.counters).values(name=counter, value=0))
+    counter = partition.name(STEP)
+    if connection.execute(select(t.counters.c.value).where(t.counters.c.name == counter)).scalar() is None:
+        connection.execute(insert(t.counters).values(name=counter, value=0))
 
 
 def _snapshots(connection: Connection, keys: Sequence[str]) -> dict[QueryRef, bytes | None]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter
 from typing import Any, TypeAlias
@@ -18,6 +18,7 @@ from sqlalchemy import (
     Select,
     and_,
     bindparam,
+    cast,
     delete,
     exists,
     func,
@@ -40,16 +41,15 @@ from center.ledger import (
 from center.results import schema as t
 from center.results.late_records import add_late_records, late_by_window, late_to_json
 from center.storage.database import MAX_GIVEN, Identifier, given, given_count, given_rows, upsert
-from center.storage.slice_spans import SliceSpan, SpanMerge
+from center.storage.delta_segments import Delta, DeltaSegments, SegmentRange, SliceSpan, SpanMerge, shape_of
 from edgewater.answers import LateRecords, Phase
 from edgewater.answers.stored import facts_to_json
-from edgewater.model.errors import StorageError
+from edgewater.base.errors import CorruptSynopsis, StorageError
+from edgewater.base.streams import MIN_TIME_MS
 from edgewater.model.registered_query import query_from_key, query_key
-from edgewater.model.streams import MIN_TIME_MS
 from edgewater.synopses import GroupedAggregate, merge_what_fits
 from edgewater.synopses.encoding import codec
 from edgewater.wire import QueryRef
-from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 TRIMMED = "trimmed"
 """The counter of the greatest id of an answer that was deleted because of its age."""
@@ -59,13 +59,13 @@ MAX_TRIMMED_WINDOWS = 200
 """Maximum final windows, or answers of one deleted query, that one transaction drops. The job waits meanwhile."""
 MAX_ANSWER_BYTES = 64 << 20
 """Default limit of the size of an answer."""
-COSTLY_MS = 100.0
+COSTLY_MS = 100.0  # limit: how long a transaction holds all queries
 """A merge that takes longer is costly: tasks do it, because all queries wait for the transaction."""
-MS_PER_DELTA, MS_PER_KIB = 0.2, 0.02
+MS_PER_DELTA, MS_PER_KIB = 0.2, 0.02  # measured: bench.scale --only windows
 """What merging takes (`bench.scale --only windows`: 0.2 ms, and 5 to 30 µs)."""
-READ_BYTES = 16 << 20
+READ_BYTES = 16 << 20  # limit: memory of an apply
 """Bytes of stored deltas that are read at a time, for many windows."""
-_CHUNK = 200
+_CHUNK = 200  # limit: bound parameters of a statement
 """Rows, or values, in one statement: fewer than the bound parameters that any database accepts."""
 _SLICE_START = attrgetter("slice_start_ms")
 _Span = tuple[int, str, int, int]
@@ -76,31 +76,18 @@ _SPAN = {"n": Integer(), "query": Identifier(96), "begin_ms": BigInteger(), "end
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
-    query: str
-    slice_start_ms: int
-    synopsis: bytes = field(repr=False)
-
-    @property
-    def place(self) -> tuple[str, int]:
-        return self.query, self.slice_start_ms
-
-
-@dataclass(frozen=True, slots=True)
-class MergedDelta:
-    """The merged partial of one (query, slice) in a batch.
+class Merging:
+    """How deltas are merged in a transaction.
 
     Attributes:
-        position: the position of its frame; None: it has partials of several frames.
+        segments: has the large deltas.
+        max_answer_bytes: size of one answer.
+        costly_ms: a merge that takes longer is costly.
     """
 
-    query: QueryRef
-    slice_start_ms: int
-    synopsis: bytes = field(repr=False)
-    position: int | None = None
-
-    def to_row(self) -> Delta:
-        return Delta(query_key(self.query), self.slice_start_ms, self.synopsis)
+    segments: DeltaSegments
+    max_answer_bytes: int
+    costly_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +96,8 @@ class RefusedDelta:
     reason: str
 
 
-Premerge = tuple[tuple[int, ...], SpanMerge]
-"""The ids of stored deltas, and their merge by a task."""
+_Merge: TypeAlias = tuple[bytes | None, int]
+"""A merge, and the bytes of its deltas; of a merge that is too large to be given, None and its own bytes."""
 
 
 class AnswersCostly(Exception):
@@ -130,66 +117,63 @@ class DeltasRefused(Exception):
 
 
 def applicable(
-    ledger: Ledger, deltas: Iterable[MergedDelta], frames: Iterable[FrameSummary], through: Mapping[str, int]
-) -> list[MergedDelta]:
+    ledger: Ledger, deltas: Iterable[Delta], frames: Iterable[FrameSummary], through: Mapping[str, int]
+) -> list[Delta]:
     """Returns the deltas that belong to an open window: final windows do not change, and deleted queries have none.
 
     Deltas of other versions' windows, which an edge may send, are dropped too.
     """
-    touched = {(f.query, start) for f in frames for start in f.touched}
+    refs = {query_key(f.query): f.query for f in frames}
+    touched = {(query_key(f.query), start) for f in frames for start in f.touched}
     kept = []
     for delta in deltas:
         if (delta.query, delta.slice_start_ms) not in touched:
             # No answer would contain it: the data would be lost silently.
-            raise StorageError(
-                f"query {query_key(delta.query)}: a delta of slice {delta.slice_start_ms}, which no frame touches"
-            )
-        if ledger.takes(delta.query, delta.slice_start_ms):
+            raise StorageError(f"query {delta.query}: a delta of slice {delta.slice_start_ms}, which no frame touches")
+        if ledger.takes(refs[delta.query], delta.slice_start_ms):
             kept.append(delta)
     return kept
 
 
-def weigh(ledger: Ledger, deltas: Iterable[MergedDelta]) -> None:
+def weigh(ledger: Ledger, deltas: Iterable[Delta]) -> None:
     """Passes the sizes of these deltas' slices to the ledger. It needs them to decide how many windows are answered."""
-    sizes: defaultdict[QueryRef, list[int]] = defaultdict(list)
-    slices: defaultdict[QueryRef, set[int]] = defaultdict(set)
+    sizes: defaultdict[str, list[int]] = defaultdict(list)
+    slices: defaultdict[str, set[int]] = defaultdict(set)
     for delta in deltas:
-        sizes[delta.query].append(len(delta.synopsis))
+        sizes[delta.query].append(delta.size)
         slices[delta.query].add(delta.slice_start_ms)
-    for ref, each in sizes.items():
-        ledger.weigh(ref, sum(each), len(slices[ref]))
+    for key, each in sizes.items():
+        ledger.weigh(query_from_key(key), sum(each), len(slices[key]))
 
 
-def without(
-    refused: Iterable[RefusedDelta], deltas: Sequence[MergedDelta], frames: list[FrameSummary]
-) -> list[MergedDelta]:
+def without(refused: Iterable[RefusedDelta], deltas: Sequence[Delta], frames: list[FrameSummary]) -> list[Delta]:
     """Returns the deltas that are not refused. Their frames, changed in place, state the loss of the refused ones."""
     bad = {r.delta for r in refused}
     if not bad:
         return list(deltas)
     kept = []
     for delta in deltas:
-        if delta.to_row() in bad:
-            state_refusal(frames, delta.query, delta.slice_start_ms, delta.position)
+        if delta in bad:
+            state_refusal(frames, query_from_key(delta.query), delta.slice_start_ms, delta.position)
         else:
             kept.append(delta)
     return kept
 
 
 def add_deltas(
-    connection: Connection, deltas: Sequence[Delta], on_query: Callable[[QueryRef], None], costly_ms: float = COSTLY_MS
+    connection: Connection, deltas: Sequence[Delta], on_query: Callable[[QueryRef], None], merging: Merging
 ) -> list[SliceSpan]:
     """Adds deltas. If a slice has too many deltas, merges them. Raises DeltasRefused.
 
     Returns:
-        The slices with too many deltas whose merge is costly.
+        The slices with too many deltas whose merge is costly, or larger than is stored in the database.
     """
     if not deltas:
         return []
-    connection.execute(insert(t.deltas), [asdict(d) for d in deltas])
+    connection.execute(insert(t.deltas), [_row(d) for d in deltas])
     places = sorted({(d.query, d.slice_start_ms) for d in deltas})
     chunks = (places[at : at + _CHUNK] for at in range(0, len(places), _CHUNK))
-    return [span for chunk in chunks for span in _fold(connection, chunk, on_query, costly_ms)]
+    return [span for chunk in chunks for span in _fold(connection, chunk, on_query, merging)]
 
 
 def misshapen(connection: Connection, deltas: Iterable[Delta]) -> list[RefusedDelta]:
@@ -202,7 +186,7 @@ def misshapen(connection: Connection, deltas: Iterable[Delta]) -> list[RefusedDe
     shapes: dict[str, str] = dict(connection.execute(select(t.shapes.c.query, t.shapes.c.shape)).all())
     refused = []
     for delta in deltas:
-        shape = _shape_of(delta.synopsis)
+        shape = delta.data.shape if isinstance(delta.data, SegmentRange) else shape_of(delta.data)
         if delta.query not in shapes:
             shapes[delta.query] = shape
             connection.execute(insert(t.shapes).values(query=delta.query, shape=shape))
@@ -215,33 +199,53 @@ def misshapen(connection: Connection, deltas: Iterable[Delta]) -> list[RefusedDe
     return refused
 
 
-def _shape_of(partial: bytes) -> str:
-    """Returns kinds, parameters and seeds of a partial as JSON. Partials merge only if these are equal."""
-
-    def shape(message: SynopsisMessage) -> list[Any]:
-        return [message.kind, message.parameters, message.seed, [shape(part) for part in message.parts]]
-
-    return json.dumps(shape(codec.unseal(partial)), separators=(",", ":"))
-
-
 def _fold(
-    connection: Connection, slices: Sequence[tuple[str, int]], on_query: Callable[[QueryRef], None], costly_ms: float
+    connection: Connection, slices: Sequence[tuple[str, int]], on_query: Callable[[QueryRef], None], merging: Merging
 ) -> list[SliceSpan]:
     c, costly = t.deltas.c, list[SliceSpan]()
-    crowded = select(c.query, c.slice_start_ms, func.count(), func.sum(func.length(c.synopsis)))
+    crowded = select(c.query, c.slice_start_ms, func.count(), _BYTES)
     crowded = crowded.where(tuple_(c.query, c.slice_start_ms).in_(slices))
     crowded = crowded.group_by(c.query, c.slice_start_ms).having(func.count() > MAX_SIDE_BY_SIDE)
     for key, start, count, size in connection.execute(crowded).all():
-        if merge_ms(count, size) > costly_ms:
+        if merge_ms(count, size) > merging.costly_ms or size > merging.segments.inline_bytes:
             costly.append(SliceSpan(key, start, start + 1))
             continue
         on_query(query_from_key(key))
         here = (c.query == key) & (c.slice_start_ms == start)
-        rows = connection.execute(select(c.query, c.slice_start_ms, c.synopsis).where(here).order_by(c.id))
-        folded, _ = _merged([Delta(*row) for row in rows])
+        rows = connection.execute(select(*_DELTA).where(here).order_by(c.id)).all()
+        folded, _ = _merged([_delta(row) for row in rows], merging.segments)
+        assert folded is not None, "there are deltas"
         connection.execute(delete(t.deltas).where(here))
-        connection.execute(insert(t.deltas).values(query=key, slice_start_ms=start, synopsis=folded))
+        connection.execute(insert(t.deltas), [_row(Delta(key, start, folded))])
     return costly
+
+
+_DELTA = (
+    t.deltas.c.query,
+    t.deltas.c.slice_start_ms,
+    t.deltas.c.synopsis,
+    t.deltas.c.segment,
+    t.deltas.c.segment_offset,
+    t.deltas.c.segment_bytes,
+    t.deltas.c.segment_crc32c,
+)
+_BYTES = cast(func.sum(func.length(t.deltas.c.synopsis) + t.deltas.c.segment_bytes), BigInteger)
+
+
+def _delta(row: Sequence[Any]) -> Delta:
+    """Returns the delta of the columns `_DELTA`."""
+    key, start, synopsis, segment, *place = row
+    return Delta(key, start, SegmentRange(segment, *place) if segment else synopsis)
+
+
+def _row(delta: Delta) -> dict[str, str | int | bytes]:
+    data = delta.data
+    if isinstance(data, SegmentRange):
+        stored: tuple[bytes | str | int, ...] = (b"", data.segment, data.offset, data.size, data.crc32c)
+    else:
+        stored = (data, "", 0, 0, 0)
+    values = (delta.query, delta.slice_start_ms, *stored)
+    return dict(zip((column.name for column in _DELTA), values, strict=True))
 
 
 def merge_ms(count: int, size: int) -> float:
@@ -250,11 +254,11 @@ def merge_ms(count: int, size: int) -> float:
 
 
 def read_span(connection: Connection, span: SliceSpan) -> Iterator[tuple[int, Delta]]:
-    """Yields the deltas of a span with their ids, a few at a time."""
+    """Yields the deltas of a span with their ids."""
     c = t.deltas.c
-    rows = select(c.id, c.query, c.slice_start_ms, c.synopsis).where(_in(span)).order_by(c.slice_start_ms, c.id)
-    for number, *row in connection.execution_options(yield_per=8).execute(rows):
-        yield number, Delta(*row)
+    rows = select(c.id, *_DELTA).where(_in(span)).order_by(c.slice_start_ms, c.id)
+    for number, *row in connection.execute(rows):
+        yield number, _delta(row)
 
 
 def _in(span: SliceSpan) -> Any:
@@ -262,17 +266,26 @@ def _in(span: SliceSpan) -> Any:
     return and_(c.query == span.key, c.slice_start_ms >= span.from_ms, c.slice_start_ms < span.to_ms)
 
 
-def replace_deltas(connection: Connection, ids: Sequence[int], merge: SpanMerge) -> bool:
-    """Replaces the deltas of a slice by their merge. False: they are of several slices, or have changed."""
+def replace_deltas(connection: Connection, merge: SpanMerge) -> bool:
+    """Replaces the deltas of a slice by their merge. False: the merge lacks some of them, they are of several slices,
+    or they have changed.
+    """
+    if merge.data is None or merge.refused:
+        return False
     c = t.deltas.c
     rows = connection.execute(select(c.id, c.slice_start_ms).where(_in(merge.span))).all()
-    if len({start for _, start in rows}) != 1 or not {number for number, _ in rows}.issuperset(ids):
+    if len({start for _, start in rows}) != 1 or not {number for number, _ in rows}.issuperset(merge.ids):
         return False
-    for at in range(0, len(ids), _CHUNK):
-        connection.execute(delete(t.deltas).where(c.id.in_(ids[at : at + _CHUNK])))
-    values = {"query": merge.span.key, "slice_start_ms": rows[0].slice_start_ms, "synopsis": merge.synopsis}
-    connection.execute(insert(t.deltas).values(values))
+    for at in range(0, len(merge.ids), _CHUNK):
+        connection.execute(delete(t.deltas).where(c.id.in_(merge.ids[at : at + _CHUNK])))
+    connection.execute(insert(t.deltas), [_row(Delta(merge.span.key, rows[0].slice_start_ms, merge.data))])
     return True
+
+
+def named_segments(connection: Connection) -> set[str]:
+    """Returns the names of the segments that deltas are in, of all partitions."""
+    segment = t.deltas.c.segment
+    return set(connection.scalars(select(segment).where(segment != "").distinct()))
 
 
 def write_ledger(connection: Connection, changes: Iterable[QueryChanges]) -> None:
@@ -314,9 +327,8 @@ def write_answers(
     ledger: Ledger,
     emissions: Sequence[Emission],
     spent: Sequence[Delta],
-    merges: Mapping[SliceSpan, Premerge],
-    max_answer_bytes: int = MAX_ANSWER_BYTES,
-    costly_ms: float = COSTLY_MS,
+    merges: Mapping[SliceSpan, SpanMerge],
+    merging: Merging,
 ) -> None:
     """Writes the answers, and drops the slices that no open window needs.
 
@@ -330,12 +342,12 @@ def write_answers(
         return
     late = _late_now(connection, ledger, emissions)
     rows = []
-    for e, deltas in zip(emissions, _deltas_of(connection, emissions, spent, merges, costly_ms), strict=True):
+    for e, found in zip(emissions, _deltas_of(connection, emissions, spent, merges, merging), strict=True):
         ledger.on_query(e.query)
-        merged, size = (deltas.synopsis, deltas.size) if isinstance(deltas, SpanMerge) else _merged(deltas)
-        if (answer_bytes := max(len(merged or b""), size if merged is None else 0)) > max_answer_bytes:
-            has, most = (f"{each / (1 << 20):.1f} MiB" for each in (answer_bytes, max_answer_bytes))
-            raise QueryTooLarge(e.query, f"an answer has {has}; expected at most spark.max_answer, {most}")
+        merged, size = _merged(found, merging.segments) if isinstance(found, list) else found
+        if (answer_bytes := max(len(merged or b""), size if merged is None else 0)) > merging.max_answer_bytes:
+            has, most = (f"{each / (1 << 20):.1f} MiB" for each in (answer_bytes, merging.max_answer_bytes))
+            raise QueryTooLarge(e.query, f"an answer has {has}; expected at most spark.max_answer_bytes, {most}")
         ledger.weigh(e.query, size)
         rows.append(_answer(e, merged, late.get((e.query, e.window_start_ms), {})))
     sealed = {query_key(ref): before_ms for ref, before_ms in _sealed(ledger, emissions).items()}
@@ -416,9 +428,9 @@ def _deltas_of(
     connection: Connection,
     emissions: Sequence[Emission],
     spent: Iterable[Delta],
-    merges: Mapping[SliceSpan, Premerge],
-    costly_ms: float,
-) -> Iterator[list[Delta] | SpanMerge]:
+    merges: Mapping[SliceSpan, SpanMerge],
+    merging: Merging,
+) -> Iterator[list[Delta] | _Merge]:
     """Yields the deltas of each emission's window, both stored ones and `spent`, or their merge if it is costly.
 
     One statement reads the deltas of several windows. Raises AnswersCostly, DeltasRefused.
@@ -435,9 +447,9 @@ def _deltas_of(
         costly: dict[int, SliceSpan] = {}
         for n, key, from_ms, to_ms in spans:
             count, size = stored.get(n, (0, 0))
-            if merge_ms(count + len(found[n]), size + sum(len(d.synopsis) for d in found[n])) > costly_ms:
+            if merge_ms(count + len(found[n]), size + sum(d.size for d in found[n])) > merging.costly_ms:
                 costly[n] = SliceSpan(key, from_ms, to_ms)
-        merged = _require_merges(connection, costly, merges, found)
+        merged = _require_merges(connection, costly, merges, found, merging.segments)
         held, position = {n: size for n, (_, size) in stored.items()}, 0
         for part in _bounded([span for span in spans if span[0] not in costly], held):
             wanted = [span for span in part if span[0] in stored]
@@ -446,7 +458,7 @@ def _deltas_of(
                 new = {n: found[n] for n, *_ in wanted}
                 found |= {n: [] for n in new}
                 for n, *row in connection.execute(rows, _given_spans(wanted)):
-                    found[n].append(Delta(*row))
+                    found[n].append(_delta(row))
                 for n, deltas in new.items():
                     # In the order in which they would be read if they were stored, because float results depend on it.
                     found[n] = sorted([*found[n], *deltas], key=_SLICE_START)
@@ -459,22 +471,27 @@ def _deltas_of(
 def _require_merges(
     connection: Connection,
     costly: Mapping[int, SliceSpan],
-    merges: Mapping[SliceSpan, Premerge],
+    merges: Mapping[SliceSpan, SpanMerge],
     unstored: Mapping[int, Sequence[Delta]],
-) -> dict[int, SpanMerge]:
-    """Returns the merges of spans. Raises AnswersCostly, and DeltasRefused for a merge that lacks deltas."""
-    c, present, bad = t.deltas.c, dict[int, SpanMerge](), dict[int, str]()
+    segments: DeltaSegments,
+) -> dict[int, _Merge]:
+    """Returns the merges of spans, which tasks have made.
+
+    Raises AnswersCostly, also if a merge cannot be read any more, and DeltasRefused for a merge that lacks deltas.
+    """
+    c, present, bad = t.deltas.c, dict[int, _Merge](), dict[int, str]()
     for n, span in costly.items():
-        merged_ids, merge = merges.get(span, ((), None))
+        merge = merges.get(span)
         ids = connection.scalars(select(c.id).where(_in(span)).order_by(c.slice_start_ms, c.id))
-        if merge is not None and not unstored[n] and tuple(ids) == merged_ids:
-            present[n] = merge
-            bad |= {merged_ids[at]: reason for at, reason in merge.refused}
+        if merge is not None and not unstored[n] and tuple(ids) == merge.ids:
+            with contextlib.suppress(CorruptSynopsis):
+                present[n] = None if merge.data is None else segments.read(merge.data), merge.size
+            bad |= dict(merge.refused)
     if len(present) < len(costly):
         raise AnswersCostly([span for n, span in costly.items() if n not in present])
     if bad:
-        rows = select(c.id, c.query, c.slice_start_ms, c.synopsis).where(c.id.in_(bad))
-        raise DeltasRefused([RefusedDelta(Delta(*row), bad[n]) for n, *row in connection.execute(rows)])
+        rows = select(c.id, *_DELTA).where(c.id.in_(bad))
+        raise DeltasRefused([RefusedDelta(_delta(row), bad[n]) for n, *row in connection.execute(rows)])
     return present
 
 
@@ -493,8 +510,8 @@ def _span_statements(count: int) -> tuple[Select[Any], Select[Any]]:
     """Returns two statements, by span: for number and bytes of its deltas, and for the deltas."""
     c, asked = t.deltas.c, given(_SPAN, count)
     within = and_(c.query == asked.c.query, c.slice_start_ms >= asked.c.begin_ms, c.slice_start_ms < asked.c.end_ms)
-    sizes = select(asked.c.n, func.count(), func.sum(func.length(c.synopsis))).join_from(asked, t.deltas, within)
-    rows = select(asked.c.n, c.query, c.slice_start_ms, c.synopsis).join_from(asked, t.deltas, within)
+    sizes = select(asked.c.n, func.count(), _BYTES).join_from(asked, t.deltas, within)
+    rows = select(asked.c.n, *_DELTA).join_from(asked, t.deltas, within)
     return sizes.group_by(asked.c.n), rows.order_by(c.slice_start_ms, c.id)
 
 
@@ -512,23 +529,30 @@ def _bounded(spans: Sequence[_Span], held: Mapping[int, int]) -> Iterator[list[_
         yield part
 
 
-def _merged(found: Sequence[Delta]) -> tuple[bytes | None, int]:
+def _merged(found: Sequence[Delta], segments: DeltaSegments) -> _Merge:
     """Returns the merge of a query's deltas (None: there are none), and their bytes.
 
-    Raises DeltasRefused, QueryFailed.
+    Raises DeltasRefused, QueryFailed, and StorageError if segments cannot be read at the moment.
 
-    A task has decoded each delta before (`merge_rows`). So of a single delta only the checksum is verified.
+    A task has decoded each delta before. So of a single delta only the checksum is verified.
     """
-    size = sum(len(d.synopsis) for d in found)
+    size, data, lost = sum(d.size for d in found), list[bytes](), list[RefusedDelta]()
+    for delta in found:
+        try:
+            data.append(segments.read(delta.data))
+        except CorruptSynopsis as exc:
+            lost.append(RefusedDelta(delta, f"{exc.code}: {exc}"))
+    if lost:
+        raise DeltasRefused(lost)
     try:
-        if len(found) == 1:
-            codec.require_intact(found[0].synopsis)
-            return found[0].synopsis, size
-        return GroupedAggregate.merge_bytes([d.synopsis for d in found]) if found else None, size
+        if len(data) == 1:
+            codec.require_intact(data[0])
+            return data[0], size
+        return GroupedAggregate.merge_bytes(data) if data else None, size
     except MemoryError as exc:  # the memory of all deltas says nothing about a single delta
         raise QueryFailed(query_from_key(found[0].query)) from exc
     except Exception as exc:
-        _, left_out = merge_what_fits([d.synopsis for d in found])
+        _, left_out = merge_what_fits(data)
         refused = [RefusedDelta(found[n], f"{type(failure).__name__}: {failure}") for n, failure in left_out.items()]
         if not refused:  # in another order they merge
             refused = [RefusedDelta(found[-1], f"{type(exc).__name__}: {exc}")]
@@ -536,12 +560,10 @@ def _merged(found: Sequence[Delta]) -> tuple[bytes | None, int]:
 
 
 def drop_deltas(connection: Connection, like: Delta, *, exactly: bool) -> int:
-    """Drops the stored deltas of a slice, or only the deltas with the same bytes. Returns their number."""
-    c = t.deltas.c
-    place = (c.query == like.query) & (c.slice_start_ms == like.slice_start_ms)
-    return connection.execute(
-        delete(t.deltas).where(place & (c.synopsis == like.synopsis) if exactly else place)
-    ).rowcount
+    """Drops the stored deltas of a slice, or only the deltas with the same data. Returns their number."""
+    names = _row(like) if exactly else ("query", "slice_start_ms")
+    same = [t.deltas.c[name] == value for name, value in _row(like).items() if name in names]
+    return connection.execute(delete(t.deltas).where(*same)).rowcount
 
 
 def add_shipped(connection: Connection, frames: Iterable[FrameSummary]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -11,15 +12,14 @@ import pyarrow.compute as pc
 from center.catalog import Catalog
 from center.results import AnswerRecord, as_far_as_readable
 from center.serving.measures import NO_QUESTIONS, MeasureQuestions
-from center.serving.render import Answer, evaluated
+from center.serving.render import EvaluatedAnswer, evaluated
 from edgewater.answers import Facts, Phase
 from edgewater.answers.cells import beyond_int64
-from edgewater.model.errors import InvalidQuery
-from edgewater.model.key_texts import OWN_COLUMNS, own_names
+from edgewater.base.errors import InvalidQuery
+from edgewater.model.own_columns import OWN_COLUMNS, own_names, with_own_columns
 from edgewater.model.query import BoundQuery, QuerySpec
-from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.table_texts import TIME, to_json
-from edgewater.model.timestamps import rfc3339
+from edgewater.model.replies import Members
+from edgewater.model.table_texts import without_zone
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import QueryRef
 
@@ -27,45 +27,31 @@ BEYOND = "beyond-int64"
 """The code in the column ``contract`` of a row in which an integer beyond int64 is null. JSON has the integer."""
 
 
-def stated_answer(record: AnswerRecord, query: RegisteredQuery, schema: pa.Schema) -> tuple[pa.Table, Answer]:
+def stated_answer(record: AnswerRecord, spec: QuerySpec, schema: pa.Schema) -> tuple[pa.Table, EvaluatedAnswer]:
     """Returns an answer, and its rows as a table with the columns of `with_quality` and times of type `TIME`.
 
     Args:
         schema: the types of its columns (`answer_schema`).
     """
-    answer = as_far_as_readable(partial(evaluated, spec=query.spec), record)
+    answer = as_far_as_readable(partial(evaluated, spec=spec), record)
     return without_zone(with_quality(with_types(answer.table(), schema), answer)), answer
 
 
-def with_quality(table: pa.Table, answer: Answer, *, text_times: bool = False) -> pa.Table:
+def with_quality(table: pa.Table, answer: EvaluatedAnswer, *, text_times: bool = False) -> pa.Table:
     """Prepends the answer's own columns, so that no row looks complete or exact if it is not.
 
     Args:
         text_times: whether times are RFC 3339 texts instead of timestamps.
     """
-
-    def time(millis: int) -> pa.Scalar:
-        return pa.scalar(rfc3339(millis), pa.string()) if text_times else pa.scalar(millis, pa.timestamp("ms", "UTC"))
-
-    record, stated = answer.record, answer.stated
-    values = (
-        time(record.window_start_ms),
-        time(record.window_end_ms),
-        pa.scalar(record.phase.value, pa.string()),
-        pa.scalar(record.revision, pa.int64()),
-        pa.scalar(record.facts.ratio, pa.float64()),
-        time(record.answered_at_ms),
-        pa.scalar(stated.contract.codes, pa.string()),
-        pa.scalar(to_json(stated.error["withheld"]).decode(), pa.string()),
-    )
-    names, columns = own_names(table.column_names), dict(zip(OWN_COLUMNS, values, strict=True))
-    for at, (name, value) in enumerate(columns.items()):
-        column = pa.repeat(value, table.num_rows) if name != "contract" else _contracts(answer, table.num_rows)
-        table = table.add_column(at, names[name], column)
-    return table
+    record, members = answer.record, cast(Members, answer.members())
+    starts = {"window_start": record.window_start_ms, "window_end": record.window_end_ms}
+    times_ms = {**starts, "given_at": record.answered_at_ms}
+    table = with_own_columns(table, members, times_ms, text_times=text_times)
+    at = list(OWN_COLUMNS).index("contract")
+    return table.set_column(at, table.column_names[at], _contracts(answer, table.num_rows))
 
 
-def _contracts(answer: Answer, rows: int) -> pa.Array:
+def _contracts(answer: EvaluatedAnswer, rows: int) -> pa.Array:
     """Returns the codes of the contract for each row, with `BEYOND` where a number of the row is beyond int64."""
     contract = answer.stated.contract
     stated = pa.repeat(pa.scalar(contract.codes, pa.string()), rows)
@@ -88,9 +74,12 @@ def has_types(catalog: Catalog, spec: QuerySpec) -> bool:
 
 def empty_table(catalog: Catalog, spec: QuerySpec) -> pa.Table:
     """Returns the table of a query without answers, with the types of `answer_schema`."""
-    answer = _empty_answer(spec, _bound(catalog, spec))
-    table = with_types(answer.table(), answer_schema(catalog, spec))
-    return without_zone(with_quality(table, answer)).slice(0, 0)
+    return without_zone(page_without_answers(spec, answer_schema(catalog, spec)))
+
+
+def page_without_answers(spec: QuerySpec, schema: pa.Schema) -> pa.Table:
+    """Returns a table without rows, with the answer's own columns and those of `answer_schema`."""
+    return with_quality(schema.empty_table(), _empty_answer(spec, None))
 
 
 def answer_schema(catalog: Catalog, spec: QuerySpec, questions: MeasureQuestions = NO_QUESTIONS) -> pa.Schema:
@@ -106,7 +95,9 @@ def answer_schema(catalog: Catalog, spec: QuerySpec, questions: MeasureQuestions
     return pa.schema([f.with_type(pa.string()) if pa.types.is_null(f.type) else f for f in schema])
 
 
-def _empty_answer(spec: QuerySpec, bound: BoundQuery | None, questions: MeasureQuestions = NO_QUESTIONS) -> Answer:
+def _empty_answer(
+    spec: QuerySpec, bound: BoundQuery | None, questions: MeasureQuestions = NO_QUESTIONS
+) -> EvaluatedAnswer:
     synopsis = None
     if bound is not None:
         arguments = {b.measure.name: None if b.argument is None else b.argument.type for b in bound.measures}
@@ -126,12 +117,6 @@ def _bound(catalog: Catalog, spec: QuerySpec) -> BoundQuery | None:
         except InvalidQuery:
             continue
     return None
-
-
-def without_zone(table: pa.Table) -> pa.Table:
-    """Returns the table with times of type `TIME`."""
-    fields = [f.with_type(TIME) if pa.types.is_timestamp(f.type) else f for f in table.schema]
-    return table.cast(pa.schema(fields))
 
 
 def with_types(table: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -16,34 +17,33 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from center.results import AnswerRecord
 from center.serving.function_values import FunctionValues, function_confidence
+from center.serving.measures import MeasureWidening
 from center.serving.predictions import RecordsOut
-from center.serving.question_lines import Arguments, SecondSynopsis, WindowQuestion, WindowSelector
+from center.serving.question_lines import Arguments, QuestionLine, SecondSynopsis
 from center.serving.render import sorted_groups
 from center.serving.synopsis_cache import SynopsisCache
 from center.serving.totals import Rests
 from center.serving.widening import Lacking, Widening
-from center.serving.withheld import GroupsWithheld, of_all_groups, record_count
-from edgewater.answers import Facts, Phase, Predicted
-from edgewater.answers.cells import Column, IntervalPart, ListPart, Part
+from center.serving.withheld import GroupsWithheld, record_count
+from edgewater.answers import Predicted
+from edgewater.answers.cells import CellColumn, IntervalPart, ListPart, Part
 from edgewater.answers.own_error import OwnError
 from edgewater.answers.statement import completeness
 from edgewater.answers.uniting import union_of_windows, united, united_rests
 from edgewater.answers.work import spend
-from edgewater.model.errors import IncompatibleSynopses, InvalidRequest, NotFound
+from edgewater.base.errors import IncompatibleSynopses, InvalidRequest, NotFound
+from edgewater.base.timestamps import rfc3339
 from edgewater.model.json_types import Document, Group, Json
 from edgewater.model.key_texts import NOT_FINITE
 from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
 from edgewater.model.table_texts import plain_key
-from edgewater.model.timestamps import rfc3339
 from edgewater.model.windows import TimeWindow
 from edgewater.synopses import (
-    Estimates,
     GroupedAggregate,
-    IntArray,
     ItemRanking,
-    Question,
     Stack,
     TopItems,
 )
@@ -59,42 +59,26 @@ from edgewater.synopses.named_questions import (
 )
 from edgewater.synopses.shapes import shows_integers
 
-MERGED_AT_ONCE = 10
+MERGED_AT_ONCE = 10  # limit: time between two looks at the budget
 """Windows whose data are merged between two looks at the budget of the request."""
 
 
-@dataclass(frozen=True, slots=True)
-class WindowAnswer:
-    """The newest answer to a window.
-
-    Attributes:
-        key: cache key of the immutable synopsis bytes.
-    """
-
-    key: tuple[Any, ...]
-    start_ms: int
-    end_ms: int
-    phase: Phase
-    revision: int
-    facts: Facts
-
-
 class AnsweredWindows(Protocol):
-    """The answered windows of one query."""
+    """The newest answers to the windows of one query, without their synopses."""
 
     @property
     def spec(self) -> QuerySpec: ...
 
-    def latest(self, count: int) -> Sequence[WindowAnswer]:
+    def latest(self, count: int) -> Sequence[AnswerRecord]:
         """The last `count` windows with an answer (or fewer), ascending."""
 
-    def at(self, time_ms: int) -> Sequence[WindowAnswer]:
+    def at(self, time_ms: int) -> Sequence[AnswerRecord]:
         """Every window that contains the time, ascending."""
 
-    def starting(self, start_ms: int) -> WindowAnswer | None:
+    def starting(self, start_ms: int) -> AnswerRecord | None:
         """The window with this start."""
 
-    def aggregate(self, window: WindowAnswer) -> GroupedAggregate | None:
+    def aggregate(self, window: AnswerRecord) -> GroupedAggregate | None:
         """The window's synopses; None: no edge had data."""
 
     def empty(self, windows: Sequence[tuple[int, int]]) -> Collection[tuple[int, int]]:
@@ -115,7 +99,7 @@ class Evaluator:
     windows: AnsweredWindows
     synopses: SynopsisCache
 
-    def answer(self, question: WindowQuestion) -> Iterator[Document]:
+    def answer(self, question: QuestionLine) -> Iterator[Document]:
         """Yields one line per window, or a single line with `merge`. Lazy: a reader that leaves stops the work.
 
         Raises:
@@ -128,145 +112,171 @@ class Evaluator:
         _check_group(question, spec)
         found = self._find(question)
         if not found:
-            is_empty = self._is_empty(question.selector)
+            is_empty = self._is_empty(question)
             why = "is closed by all edges without a record, so it has no answer" if is_empty else "has an answer"
             which = "the window" if is_empty else "no window"
-            raise NotFound(f"query {spec.name}: {which} {question.selector.description} {why}")
-        if question.merge:
-            yield self._answer_line(question, measure, found)
-        else:
-            for window in found:
-                yield self._answer_line(question, measure, [window])
+            raise NotFound(f"query {spec.name}: {which} {question.windows_text} {why}")
+        for windows in [found] if question.merge else [[window] for window in found]:
+            yield _Line(self.windows, self.synopses, question, measure, windows).answer()
 
-    def _find(self, question: WindowQuestion) -> Sequence[WindowAnswer]:
-        if question.selector.latest is not None:
-            return self.windows.latest(question.selector.latest)
-        if question.selector.at_ms is not None:
-            return self.windows.at(question.selector.at_ms)
-        assert question.selector.start_ms is not None
-        window = self.windows.starting(question.selector.start_ms)
+    def _find(self, question: QuestionLine) -> Sequence[AnswerRecord]:
+        if question.latest is not None:
+            return self.windows.latest(question.latest)
+        if question.at_ms is not None:
+            return self.windows.at(question.at_ms)
+        assert question.start_ms is not None
+        window = self.windows.starting(question.start_ms)
         return [] if window is None else [window]
 
-    def _is_empty(self, selector: WindowSelector) -> bool:
+    def _is_empty(self, question: QuestionLine) -> bool:
         """Returns whether a selected window has no answer because it is empty."""
-        window, time_ms = self.windows.spec.window, selector.start_ms if selector.at_ms is None else selector.at_ms
+        window, time_ms = self.windows.spec.window, question.start_ms if question.at_ms is None else question.at_ms
         if not isinstance(window, TimeWindow) or time_ms is None:
             return False
-        start_ms = window.slice_start(time_ms) if selector.start_ms is None else time_ms
+        start_ms = window.slice_start(time_ms) if question.start_ms is None else time_ms
         return bool(self.windows.empty([(start_ms, window.end(start_ms))]))
 
-    def _answer_line(self, question: WindowQuestion, measure: Measure, found: Sequence[WindowAnswer]) -> Document:
-        spec = self.windows.spec
-        stack, groups = self._stack(measure, found, question.group, question.is_global)
-        head = _head(question, spec, measure, found)
-        windows, arguments = list(found), question.arguments
-        withheld = self._withheld(question, measure, found, groups)
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """One line: a question about a measure of some windows."""
+
+    windows: AnsweredWindows
+    synopses: SynopsisCache
+    question: QuestionLine
+    measure: Measure
+    found: Sequence[AnswerRecord]
+
+    @property
+    def spec(self) -> QuerySpec:
+        return self.windows.spec
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the question is about the measure's own value. Amounts of a sum do not bound the answers to other
+        questions."""
+        return self.question.name in (None, self.measure.function.name)
+
+    def answer(self) -> Document:
+        """Returns the line. Raises as `Evaluator.answer`."""
+        spec, question = self.spec, self.question
+        stack, groups = self._stack(self.measure)
+        windows, arguments = list(self.found), question.arguments
+        withheld = self._withheld(groups)
         if question.name in BINARY_QUESTIONS:
-            other, theirs, there = self._other(question, measure, found)
+            other, theirs, there = self._other()
             arguments = {**arguments, "other": other}
             windows += theirs
             more = GroupsWithheld.of(there, union_of_windows(there, [w.facts.withheld for w in theirs]))
             withheld = withheld.beside(more)
         # A function of a sample takes long and does not change its stack, so it needs no lock.
-        computed = question.name is None and measure.function.sample is not None
+        computed = question.name is None and self.measure.function.sample is not None
         with nullcontext() if computed else self.synopses.exclusively():
-            widening = self._widening(question, measure, windows, stack, groups, withheld)
-            confidence = function_confidence(spec, measure, len(stack), question.confidence)
-            answer = _StackAnswer(measure, question, stack, groups, widening, confidence)
-            return {**head, **answer.to_json(arguments)}
+            widening = self._widening(windows, stack, groups, withheld)
+            confidence = function_confidence(spec, self.measure, len(stack), question.confidence)
+            widen = partial(widening.widen, self.measure, own=self.is_own)
+            answer = _StackAnswer(self.measure, question, stack, groups, widen, confidence)
+            return {**self._head(), **answer.to_json(arguments)}
+
+    def _head(self) -> Document:
+        """The members of a line besides its values. Merged windows have the least advanced phase and all revisions."""
+        question, found, first = self.question, self.found, self.found[0]
+        head: dict[str, Json] = {"id": question.id, "query": self.spec.name, "measure": self.measure.name}
+        if question.name is not None:
+            head["question"] = question.name
+        if question.group is not None:
+            head["group"] = dict(question.group)
+        head["window"] = {"start": rfc3339(first.window_start_ms), "end": rfc3339(max(w.window_end_ms for w in found))}
+        head["phase"] = min((w.phase for w in found), key=lambda phase: phase.rank).value
+        if not question.merge:
+            return {**head, "revision": first.revision, "completeness": completeness(first.facts)}
+        head["windows"] = [{"start": rfc3339(w.window_start_ms), "revision": w.revision} for w in found]
+        return {**head, "completeness": completeness(united([w.facts for w in found], self.spec))}
 
     def _widening(
         self,
-        question: WindowQuestion,
-        measure: Measure,
-        windows: Sequence[WindowAnswer],
+        windows: Sequence[AnswerRecord],
         stack: Stack,
         groups: list[Group] | None,
         withheld: GroupsWithheld,
     ) -> Widening:
         """Returns how to widen the intervals of a stack that was merged from the data of some windows."""
-        spec = self.windows.spec
-        of_all_groups = bool(spec.group_by) and (question.is_global or question.name in BINARY_QUESTIONS)
-        keys = {} if of_all_groups else _key_columns(spec.group_by, question, groups)
+        of_all = bool(self.spec.group_by) and (self.question.is_global or self.question.name in BINARY_QUESTIONS)
+        keys = {} if of_all else self._key_columns(groups)
         predicted: Predicted | None = None
         out = None
         if any(w.facts.predicted is not None for w in windows):
             # Predictions of several windows or groups cannot be added, so nothing is stated of their sum.
-            several = len(windows) > 1 or of_all_groups
+            several = len(windows) > 1 or of_all
             predicted = Predicted() if several else windows[0].facts.predicted or Predicted()
-            out = self._records_out(question, measure, windows, stack, keys, predicted)
-        lacking = Lacking.of([w.facts for w in windows], keys, len(stack))
+            out = self._records_out(stack, keys, predicted)
+        lacking = Lacking.of(united([w.facts for w in windows], self.spec), keys, len(stack))
         return Widening(keys, withheld, lacking, predicted, out)
 
-    def _records_out(
-        self,
-        question: WindowQuestion,
-        measure: Measure,
-        windows: Sequence[WindowAnswer],
-        stack: Stack,
-        keys: Mapping[str, pa.Array],
-        predicted: Predicted,
-    ) -> RecordsOut | None:
+    def _key_columns(self, groups: list[Group] | None) -> dict[str, pa.Array]:
+        """Returns the key columns of the groups; None: of the group that the question selects."""
+        rows = [self.question.group or {}] if groups is None else groups
+        return {name: pa.array([row[name] for row in rows]) for name in self.spec.group_by}
+
+    def _records_out(self, stack: Stack, keys: Mapping[str, pa.Array], predicted: Predicted) -> RecordsOut | None:
         """Returns the records that may be out of an early answer's synopsis; None: it is not known how many."""
-        spec, count = self.windows.spec, record_count(self.windows.spec)
-        if measure.name != predicted.measure or spec.accuracy is None or spec.accuracy.measure != measure.name:
+        spec, name, count = self.spec, self.measure.name, record_count(self.spec)
+        if name != predicted.measure or spec.accuracy is None or spec.accuracy.measure != name:
             return None
-        stacks = {measure.name: stack}
+        stacks = {name: stack}
         if count is not None:
-            stacks[count.name] = self._stack(count, windows, question.group, question.is_global)[0]
+            stacks[count.name] = self._stack(count)[0]
         return RecordsOut.of(spec, predicted, keys, stacks)
 
-    def _withheld(
-        self,
-        question: WindowQuestion,
-        measure: Measure,
-        found: Sequence[WindowAnswer],
-        groups: list[Group] | None,
-    ) -> GroupsWithheld:
-        """What edges withhold of the groups that a question selects."""
-        spec = self.windows.spec
-        bounds = union_of_windows(spec, [w.facts.withheld for w in found])
-        if question.is_global:
-            rests, aggregate = _rests(spec, found), self._aggregate(found, (tuple(w.key for w in found), measure.name))
+    def _withheld(self, groups: list[Group] | None) -> GroupsWithheld:
+        """What edges withhold of the groups that the question selects."""
+        spec, measure, is_global = self.spec, self.measure, self.question.is_global
+        bounds = union_of_windows(spec, [w.facts.withheld for w in self.found])
+        if is_global:
+            rests, aggregate = self._rests(), self._aggregate(self._key(measure))
             stack = rests.stack_without_data(measure) if aggregate is None else aggregate.measures[measure.name]
-            missing = rests.missing(measure, stack)
-            if missing is not None:
-                return GroupsWithheld.of_records(spec, missing)
-            bounds = of_all_groups(spec, bounds) if spec.group_by else bounds
-        withheld, count = GroupsWithheld.of(spec, bounds), record_count(spec)
-        if bounds and not question.is_global:
-            keys = _key_columns(spec.group_by, question, groups)
-            withheld = withheld.of_edges(keys, united([w.facts for w in found], spec).edges)
-        if count is None or not bounds or (measure.function.error is not None and _is_own(question, measure)):
+            withheld = rests.withheld(spec, measure, stack, bounds)
+        else:
+            withheld = GroupsWithheld.of(spec, bounds)
+        count = record_count(spec)
+        if bounds and not is_global:
+            edges = united([w.facts for w in self.found], spec).edges
+            withheld = withheld.of_edges(self._key_columns(groups), edges)
+        is_by_amount = measure.function.error is not None and self.is_own
+        if count is None or not withheld.edges.bounds or is_by_amount:
             return withheld
-        counts, _ = self._stack(count, found, question.group, question.is_global)
-        return replace(withheld, sent=counts.query().value)
+        return replace(withheld, sent=self._stack(count)[0].query().value)
 
-    def _stack(
-        self, measure: Measure, found: Sequence[WindowAnswer], group: Group | None, is_global: bool
-    ) -> tuple[Stack, list[Group] | None]:
+    def _key(self, measure: Measure) -> tuple[Any, ...]:
+        """Returns the key of a measure's synopses in the cache."""
+        return tuple(map(data_key, self.found)), measure.name
+
+    def _rests(self) -> Rests:
+        return Rests(united_rests(self.spec, [window.facts.rests for window in self.found]))
+
+    def _stack(self, measure: Measure) -> tuple[Stack, list[Group] | None]:
         """The stack to evaluate and its groups; None: it is one synopsis, of all groups or of the selected one."""
-        spec = self.windows.spec
-        key = (tuple(w.key for w in found), measure.name)
+        group_by, found, group, is_global = self.spec.group_by, self.found, self.question.group, self.question.is_global
+        key = self._key(measure)
         if len(found) > 1:
             _require_disjoint(found, measure)
-        aggregate = self._aggregate(found, key)
+        aggregate = self._aggregate(key)
         if aggregate is None:
             empty = measure.stack(None)
-            if spec.group_by and not is_global:
-                if group is not None and len(group) == len(spec.group_by):
+            if group_by and not is_global:
+                if group is not None and len(group) == len(group_by):
                     raise _no_group(group, found)
                 return empty, []
             if not is_global:
                 return merge_groups(empty), None
-            rests = _rests(spec, found)
+            rests = self._rests()
             return rests.merged(measure, rests.stack_without_data(measure)), None
         stack = aggregate.measures[measure.name]
         if is_global:
-            return self.synopses.get((key, "all"), lambda: _rests(spec, found).merged(measure, stack)), None
-        if not spec.group_by:
+            return self.synopses.get((key, "all"), lambda: self._rests().merged(measure, stack)), None
+        if not group_by:
             return (stack if len(stack) == 1 else merge_groups(stack)), None
-        if group is not None and len(group) == len(spec.group_by):
+        if group is not None and len(group) == len(group_by):
             # Cached per window and group: finding a group scans all keys.
             named = repr(sorted(group.items()))
             return self.synopses.get((key, named), lambda: _only(stack, aggregate, group, found)), None
@@ -276,39 +286,38 @@ class Evaluator:
         groups: list[Group] = [dict(zip(aggregate.key_names, row, strict=True)) for row in rows]
         return stack.take(codes), groups
 
-    def _aggregate(self, found: Sequence[WindowAnswer], key: tuple[Any, ...]) -> GroupedAggregate | None:
-        if len(found) == 1:
-            return self.windows.aggregate(found[0])
-        return self.synopses.get((key, "windows"), lambda: self._merged(found))
+    def _aggregate(self, key: tuple[Any, ...]) -> GroupedAggregate | None:
+        if len(self.found) == 1:
+            return self.windows.aggregate(self.found[0])
+        return self.synopses.get((key, "windows"), self._merged)
 
-    def _merged(self, found: Sequence[WindowAnswer]) -> GroupedAggregate | None:
-        """Returns the union of the data of windows. Few windows are in memory at the same time."""
+    def _merged(self) -> GroupedAggregate | None:
+        """Returns the union of the data of the windows. Few windows are in memory at the same time."""
         merged: GroupedAggregate | None = None
-        for at in range(0, len(found), MERGED_AT_ONCE):
+        for at in range(0, len(self.found), MERGED_AT_ONCE):
             spend()
-            parts = [a for a in map(self.windows.aggregate, found[at : at + MERGED_AT_ONCE]) if a is not None]
+            page = self.found[at : at + MERGED_AT_ONCE]
+            parts = [a for a in map(self.windows.aggregate, page) if a is not None]
             parts = parts if merged is None else [merged, *parts]
             merged = parts[0].merge_many(parts[1:]) if len(parts) > 1 else next(iter(parts), None)
         return merged
 
-    def _other(
-        self, question: WindowQuestion, measure: Measure, found: Sequence[WindowAnswer]
-    ) -> tuple[Stack, Sequence[WindowAnswer], QuerySpec]:
+    def _other(self) -> tuple[Stack, Sequence[AnswerRecord], QuerySpec]:
         """Returns the second synopsis of a question about two, its windows (with the same bounds), and its query."""
-        if question.second is None:
-            raise InvalidRequest("with", None, '{"query": …, "measure": …}', f"{question.name} is about two synopses")
-        there = self.windows.for_query(question.second.query)
-        theirs = [_same_window(there, w, question.second) for w in found]
-        other_question = question.of_second()
-        other = _measure(other_question, there.spec, "with.measure")
-        _check_group(other_question, there.spec, "with.group")
-        stack, _ = Evaluator(there, self.synopses)._stack(
-            other, theirs, other_question.group, other_question.group is None
-        )
-        if other_question.group is not None and len(other_question.group) != len(there.spec.group_by):
-            accepted = f"all of {', '.join(there.spec.group_by)}, or no group to merge all groups"
-            raise InvalidRequest("with.group", other_question.group, accepted)
-        return stack, theirs, there.spec
+        second = self.question.second
+        if second is None:
+            accepted = '{"query": …, "measure": …}'
+            raise InvalidRequest("with", None, accepted, f"{self.question.name} is about two synopses")
+        there = self.windows.for_query(second.query)
+        theirs = [_same_window(there, w, second) for w in self.found]
+        other_question, spec = self.question.of_second(), there.spec
+        other = _measure(other_question, spec, "with.measure")
+        _check_group(other_question, spec, "with.group")
+        stack, _ = _Line(there, self.synopses, other_question, other, theirs)._stack(other)
+        if second.group is not None and len(second.group) != len(spec.group_by):
+            accepted = f"all of {', '.join(spec.group_by)}, or no group to merge all groups"
+            raise InvalidRequest("with.group", second.group, accepted)
+        return stack, theirs, spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,15 +326,15 @@ class _StackAnswer:
 
     Attributes:
         groups: groups of the stack; None: it is one synopsis, of all groups or of the selected one.
-        widening: widens intervals by the records that the stack lacks.
+        widen: widens intervals by the records that the stack lacks.
         confidence: of the interval of a function of a sample.
     """
 
     measure: Measure
-    question: WindowQuestion
+    question: QuestionLine
     stack: Stack
     groups: list[Group] | None
-    widening: Widening
+    widen: MeasureWidening
     confidence: float
 
     def to_json(self, arguments: Arguments) -> Document:
@@ -333,14 +342,14 @@ class _StackAnswer:
         if question.name == "top":
             return self._ranked(arguments)
         if question.name is None and self.measure.function.sample is not None:
-            values = FunctionValues.of(self.measure, stack, self.confidence, lambda e: self._widened(e, None))
+            values = FunctionValues.of(self.measure, stack, self.confidence, lambda e: self.widen(stack, e, None))
             return self._rows(values.parts(), stack.kind)
         try:
             if question.name is None:
                 kind = self.measure.question or default_question(stack, question.confidence)
             else:
                 kind = parse_question(question.name, arguments, stack, question.confidence, measure=name)
-            estimates = self._widened(evaluate_question(stack, kind, question.confidence, measure=name), kind)
+            estimates = self.widen(stack, evaluate_question(stack, kind, question.confidence, measure=name), kind)
         except IncompatibleSynopses as exc:
             # The cause is the user's choice of measures, not the stored bytes.
             raise InvalidRequest(
@@ -353,7 +362,7 @@ class _StackAnswer:
         return self._rows([IntervalPart("", estimates, whole)], estimates.basis)
 
     def _rows(self, parts: Sequence[Part], basis: str) -> Document:
-        column = Column(self.measure.name, parts, OwnError())
+        column = CellColumn(self.measure.name, parts, OwnError())
         cells, stated = column.cells(len(self.stack)), {"confidence": column.confidence, "basis": basis}
         if self.groups is None:
             return {**cells[0], **stated}
@@ -368,46 +377,27 @@ class _StackAnswer:
         asked = top_items_question(self.stack, arguments.get("k"), name)
         ranked = self.stack.top(asked)
         require_confidence(ranked.frequencies, self.question.confidence, name)
-        estimates = self._widened(ranked.frequencies, asked or TopItems(1), ranked.groups)
+        estimates = self.widen(self.stack, ranked.frequencies, asked or TopItems(1), ranked.groups)
         return self._rows([ListPart("top", ranked.groups, {"item": ranked.items}, estimates, True)], estimates.basis)
 
-    def _widened(self, estimates: Estimates, kind: Question | None, groups: IntArray | None = None) -> Estimates:
-        """Widens intervals by the records that the windows lack.
 
-        Args:
-            groups: the row of each estimate; None: there is one per row.
-        """
-        return self.widening.widen(
-            self.measure, self.stack, estimates, kind, groups, own=_is_own(self.question, self.measure)
-        )
+def data_key(record: AnswerRecord) -> tuple[str, int, int, int]:
+    """Returns the cache key of the data of an answer, which never change. A correction has another answer's data."""
+    return record.query.name, record.query.version, record.window_start_ms, record.data_of or record.revision
 
 
-def _key_columns(group_by: Sequence[str], question: WindowQuestion, groups: list[Group] | None) -> dict[str, pa.Array]:
-    """Returns the key columns of the groups; None: of the group that the question selects."""
-    rows = [question.group or {}] if groups is None else groups
-    return {name: pa.array([row[name] for row in rows]) for name in group_by}
+def _measure(question: QuestionLine, spec: QuerySpec, field: str = "measure") -> Measure:
+    shown = {m.name: m for m in spec.measures if not m.part_of}
+    if question.measure is None and len(shown) == 1:
+        return next(iter(shown.values()))
+    if question.measure not in shown:
+        derived = any(value.name == question.measure for value in spec.derived)
+        reason = "it is derived and has no synopsis; answers and roll-ups have its value" if derived else ""
+        raise InvalidRequest(field, question.measure, f"one of {', '.join(shown)}", reason)
+    return shown[question.measure]
 
 
-def _rests(spec: QuerySpec, found: Sequence[WindowAnswer]) -> Rests:
-    return Rests(united_rests(spec, [window.facts.rests for window in found]))
-
-
-def _is_own(question: WindowQuestion, measure: Measure) -> bool:
-    """Whether a question is about the measure's own value. Amounts of a sum do not bound the answers to other
-    questions."""
-    return question.name in (None, measure.function.name)
-
-
-def _measure(question: WindowQuestion, spec: QuerySpec, field: str = "measure") -> Measure:
-    names = [m.name for m in spec.measures]
-    if question.measure is None and len(names) == 1:
-        return spec.measures[0]
-    if question.measure not in names:
-        raise InvalidRequest(field, question.measure, f"one of {', '.join(names)}")
-    return spec.measures[names.index(question.measure)]
-
-
-def _check_group(question: WindowQuestion, spec: QuerySpec, field: str = "group") -> None:
+def _check_group(question: QuestionLine, spec: QuerySpec, field: str = "group") -> None:
     for column in question.group or ():
         if column not in spec.group_by:
             columns = ", ".join(spec.group_by) or f"(none: {spec.name} is not grouped)"
@@ -444,7 +434,7 @@ def _chosen(aggregate: GroupedAggregate, group: Group) -> Any:
     return sorted_groups(aggregate, np.flatnonzero(keep))
 
 
-def _only(stack: Stack, aggregate: GroupedAggregate, group: Group, found: Sequence[WindowAnswer]) -> Stack:
+def _only(stack: Stack, aggregate: GroupedAggregate, group: Group, found: Sequence[AnswerRecord]) -> Stack:
     """The stack of the one group with these values. Raises NotFound, InvalidRequest."""
     codes = _chosen(aggregate, group)
     if not len(codes):
@@ -452,12 +442,12 @@ def _only(stack: Stack, aggregate: GroupedAggregate, group: Group, found: Sequen
     return stack.take(codes[:1])
 
 
-def _no_group(group: Group, found: Sequence[WindowAnswer]) -> NotFound:
-    return NotFound(f"no record of the group {dict(group)} in the window at {rfc3339(found[0].start_ms)}")
+def _no_group(group: Group, found: Sequence[AnswerRecord]) -> NotFound:
+    return NotFound(f"no record of the group {dict(group)} in the window at {rfc3339(found[0].window_start_ms)}")
 
 
-def _require_disjoint(found: Sequence[WindowAnswer], measure: Measure) -> None:
-    overlap = any(b.start_ms < a.end_ms for a, b in pairwise(found))
+def _require_disjoint(found: Sequence[AnswerRecord], measure: Measure) -> None:
+    overlap = any(b.window_start_ms < a.window_end_ms for a, b in pairwise(found))
     if overlap and not measure.stack(None).properties.idempotent:
         raise InvalidRequest(
             "merge",
@@ -467,31 +457,17 @@ def _require_disjoint(found: Sequence[WindowAnswer], measure: Measure) -> None:
         )
 
 
-def _same_window(there: AnsweredWindows, window: WindowAnswer, second: SecondSynopsis) -> WindowAnswer:
-    theirs = there.starting(window.start_ms)
+def _same_window(there: AnsweredWindows, window: AnswerRecord, second: SecondSynopsis) -> AnswerRecord:
+    theirs = there.starting(window.window_start_ms)
     if theirs is None:
-        raise NotFound(f"query {second.query}: no window that starts at {rfc3339(window.start_ms)} has an answer")
-    if theirs.end_ms != window.end_ms:
-        reason = f"its window ends at {rfc3339(theirs.end_ms)}, not at {rfc3339(window.end_ms)}"
+        raise NotFound(
+            f"query {second.query}: no window that starts at {rfc3339(window.window_start_ms)} has an answer"
+        )
+    if theirs.window_end_ms != window.window_end_ms:
+        reason = f"its window ends at {rfc3339(theirs.window_end_ms)}, not at {rfc3339(window.window_end_ms)}"
         raise InvalidRequest("with.query", second.query, "a query with the same windows", reason)
     return theirs
 
 
 def _json_group(group: Group) -> Group:
     return {name: plain_key(value) for name, value in group.items()}
-
-
-def _head(question: WindowQuestion, spec: QuerySpec, measure: Measure, found: Sequence[WindowAnswer]) -> Document:
-    """The members of a line besides its values. Merged windows have the least advanced phase and all revisions."""
-    first = found[0]
-    head: dict[str, Json] = {"id": question.id, "query": spec.name, "measure": measure.name}
-    if question.name is not None:
-        head["question"] = question.name
-    if question.group is not None:
-        head["group"] = dict(question.group)
-    head["window"] = {"start": rfc3339(first.start_ms), "end": rfc3339(max(w.end_ms for w in found))}
-    head["phase"] = min((w.phase for w in found), key=lambda phase: phase.rank).value
-    if not question.merge:
-        return {**head, "revision": first.revision, "completeness": completeness(first.facts)}
-    head["windows"] = [{"start": rfc3339(w.start_ms), "revision": w.revision} for w in found]
-    return {**head, "completeness": completeness(united([w.facts for w in found], spec))}

@@ -14,14 +14,15 @@ from center.serving.render import AnswerRows, answer_rows, group_cells, statemen
 from center.serving.widening import Lacking
 from center.serving.withheld import with_withheld_amounts
 from edgewater.answers import Cause, WithheldBound, finite
-from edgewater.answers.cells import Column, intervals
+from edgewater.answers.cells import CellColumn, intervals
 from edgewater.answers.own_error import OwnError
-from edgewater.model.errors import NotFound
-from edgewater.model.json_types import Document, Group, IntervalCell
+from edgewater.base.errors import NotFound
+from edgewater.base.timestamps import rfc3339
+from edgewater.model.computed import ComputedValue
+from edgewater.model.json_types import Group, IntervalCell
 from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
-from edgewater.model.replies import ErrorCause, ErrorPart, Sides
-from edgewater.model.timestamps import rfc3339
+from edgewater.model.replies import EdgeStatement, ErrorCause, ErrorPart, ExplainedValue, Sides
 from edgewater.synopses import Estimates
 
 NO_BOUND = "no bound is known"
@@ -45,43 +46,12 @@ def _part(cause: ErrorCause, above: float | None, below: float | None, says: str
     return {"cause": cause, "above": above, "below": below, "known": known, "says": says}
 
 
-@dataclass(frozen=True, slots=True)
-class EdgeStatement:
-    """What an edge had stated about a window and a measure when an answer was given. None: unknown.
-
-    Attributes:
-        closed: it had closed the window with all its records.
-        closed_until: if not, the event time before which it had closed everything.
-        late: number of its records that arrived after their slice's close.
-        withheld: what it withholds of a group, at most.
-    """
-
-    closed: bool | None = None
-    closed_until: str | None = None
-    late: int | None = None
-    withheld: Sides | None = None
+NOTHING_STATED: EdgeStatement = {"closed": None, "closed_until": None, "late": None, "withheld": None}
 
 
-@dataclass(frozen=True, slots=True)
-class ExplainedValue:
-    """One value of an answer.
-
-    Attributes:
-        name: which of the measure's values it is, such as ``quantiles 0.5``; empty: the measure has one value.
-        groups: number of groups that were compared; its interval is the widest.
-    """
-
-    group: Group
-    name: str
-    cell: IntervalCell
-    confidence: float | None
-    parts: tuple[ErrorPart, ...]
-    groups: int
-    contract: Document
-    coverage: float | None
-
-
-def explain_value(record: AnswerRecord, spec: QuerySpec, measure: Measure, asked: MeasureQuestions) -> ExplainedValue:
+def explain_value(
+    record: AnswerRecord, spec: QuerySpec, measure: Measure | ComputedValue, asked: MeasureQuestions
+) -> ExplainedValue:
     """Explains the value of a measure that `asked` selects.
 
     Of several groups, the group with the widest interval is chosen.
@@ -104,29 +74,33 @@ def explain_value(record: AnswerRecord, spec: QuerySpec, measure: Measure, asked
     at = max(range(rows.length), key=lambda i: _width(cells[i]))
     cell = cells[at]
     stated = statement_of(record, spec, rows, questions)
-    own = errors[0]
-    before = own.noted[0] if own.noted and cell is not _NO_VALUE else None
-    parts = (
-        _own_part(own, before, at, measure),
-        _withheld_part(rows, measure, before, at, cell),
-        *_predicted_parts(record, spec, measure, before, at, cell),
-        *_missing_part(record, measure, rows, before, at, cell),
-    )
+    parts: tuple[ErrorPart, ...]
+    if isinstance(measure, ComputedValue):
+        parts = (_derived_part(spec, measure, cell),)
+    else:
+        own = errors[0]
+        before = own.noted[0] if own.noted and cell is not _NO_VALUE else None
+        parts = (
+            _own_part(own, before, at, measure),
+            _withheld_part(rows, measure, before, at, cell),
+            *_predicted_parts(record, spec, measure, before, at, cell),
+            *_missing_part(record, measure, rows, before, at, cell),
+        )
     coverage = None if stated.accuracy is None else stated.accuracy.get("coverage")
-    return ExplainedValue(
-        group_cells(rows.groups, rows.length)[at],
-        name,
-        cell,
-        values.confidence,
-        parts,
-        rows.length,
-        stated.contract.to_json(),
-        coverage,
-    )
+    return {
+        "value": name,
+        "group": group_cells(rows.groups, rows.length)[at],
+        "groups": rows.length,
+        **cell,
+        "confidence": values.confidence,
+        "parts": list(parts),
+        "contract": stated.contract.to_json(),
+        "coverage": coverage,
+    }
 
 
 def value_of_group(
-    record: AnswerRecord, spec: QuerySpec, measure: Measure, asked: MeasureQuestions, group: Group
+    record: AnswerRecord, spec: QuerySpec, measure: Measure | ComputedValue, asked: MeasureQuestions, group: Group
 ) -> IntervalCell:
     """Returns the same value in another revision; unknown if the revision has no such group."""
     rows: AnswerRows = answer_rows(record, spec, replace(asked, measures=(measure.name,)))
@@ -135,30 +109,35 @@ def value_of_group(
     return next(found, _NO_VALUE)
 
 
-def edge_statements(record: AnswerRecord, measure: Measure) -> dict[str, EdgeStatement]:
+def edge_statements(record: AnswerRecord, measure: Measure | ComputedValue) -> dict[str, EdgeStatement]:
     """Returns what each edge had stated about the window when the answer was given."""
     stated = record.facts.edges
     until, held, late = stated.closed_until_ms or {}, stated.withheld, stated.late
-    having, lacking, result = frozenset(stated.closed or ()), frozenset(record.facts.lacking), {}
+    having, lacking = frozenset(stated.closed or ()), frozenset(record.facts.lacking)
+    result = dict[str, EdgeStatement]()
     for edge in sorted({*having, *lacking, *(held or ()), *(late or ())}):
         has_closed = True if edge in having else False if edge in lacking else None
-        result[edge] = EdgeStatement(
-            has_closed,
-            rfc3339(until[edge]) if edge in until else None,
-            None if late is None else late.get(edge, 0 if has_closed else None),
-            None if held is None else _withheld_at_edge(held.get(edge), measure, bool(has_closed)),
-        )
+        result[edge] = {
+            "closed": has_closed,
+            "closed_until": rfc3339(until[edge]) if edge in until else None,
+            "late": None if late is None else late.get(edge, 0 if has_closed else None),
+            "withheld": None if held is None else _withheld_at_edge(held.get(edge), measure, bool(has_closed)),
+        }
     return result
 
 
-def _withheld_at_edge(bounds: Mapping[str, WithheldBound] | None, measure: Measure, closed: bool) -> Sides | None:
+def _withheld_at_edge(
+    bounds: Mapping[str, WithheldBound] | None, measure: Measure | ComputedValue, closed: bool
+) -> Sides | None:
+    if isinstance(measure, ComputedValue):  # edges state it of the measures that they ship
+        return None
     if bounds is None or (measure.name not in bounds and measure.function.error is not None):
         return {"above": 0, "below": 0} if closed else None
     bound = bounds.get(measure.name)
     return None if bound is None else {"above": finite(bound.above), "below": finite(bound.below)}
 
 
-def _main_value(values: Column, rows: int) -> tuple[str, list[IntervalCell]]:
+def _main_value(values: CellColumn, rows: int) -> tuple[str, list[IntervalCell]]:
     """Returns the name of the first interval of a measure, and its members in each row. Lists have none."""
     if not values.intervals:
         return "", [_NO_VALUE] * rows
@@ -170,6 +149,15 @@ def _width(value: IntervalCell) -> float:
     if value["lower"] is None or value["upper"] is None:
         return math.inf
     return float(value["upper"]) - float(value["lower"])
+
+
+def _derived_part(spec: QuerySpec, value: ComputedValue, cell: IntervalCell) -> ErrorPart:
+    """Returns the whole interval of a derived measure. The measures that it reads have causes of their own."""
+    read = [m.to_text() if m.part_of else m.name for m in spec.measures if m.name in value.reads()]
+    estimate, lower, upper = cell["estimate"], cell["lower"], cell["upper"]
+    above = None if estimate is None or upper is None else upper - estimate
+    below = None if estimate is None or lower is None else estimate - lower
+    return _part("measures", above, below, f"it follows from the intervals of {', '.join(read)}")
 
 
 def _own_part(own: NotedError, before: Estimates | None, row: int, measure: Measure) -> ErrorPart:
@@ -259,7 +247,7 @@ def _missing_part(
         return ()
     if not facts.lacks_records:
         return (_part("missing", 0, 0, "every expected edge has closed the window with all its records"),)
-    lacking, edges_lacking = Lacking.of([facts], rows.groups, rows.length), facts.lacking
+    lacking, edges_lacking = Lacking.of(facts, rows.groups, rows.length), facts.lacking
     if not lacking.is_unknown[row] and not lacking.records[row]:
         return (_part("missing", 0, 0, "edges are missing, and none of them has records of this group"),)
     says = f"records of {', '.join(edges_lacking[:3])}{', …' if len(edges_lacking) > 3 else ''} may be missing"

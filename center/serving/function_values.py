@@ -7,16 +7,14 @@ a fixed order and resampling is seeded.
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from cachetools import LRUCache
 
 from center.early import FunctionEstimate, estimate_function
+from center.serving.byte_cache import ByteCache
 from edgewater.answers.cells import FunctionErrors, IntervalPart, ItemsPart, NumberPart, Part
 from edgewater.answers.work import spend
 from edgewater.arrivals.targets import AccuracyTarget
@@ -26,7 +24,7 @@ from edgewater.synopses import Estimates, FloatArray, RowSampleStack, Stack
 
 DEFAULT_CONFIDENCE = 0.95
 SEED = 20
-CACHE_BYTES = 8 << 20
+CACHE_BYTES = 8 << 20  # limit: memory of the cache
 """Capacity of the cache of values."""
 
 
@@ -112,18 +110,14 @@ def _estimated(measure: Measure, rows: FloatArray, rate: float, confidence: floa
     assert function is not None
     of_rows = hashlib.blake2b(rows.tobytes(), digest_size=16).digest()
     key = (measure.function.name, measure.parameters, rows.shape, of_rows, rate, confidence)
-    with _LOCK:
-        cached = _CACHE.get(key)
-    if cached is not None:
-        return cached
-    spend()
-    # A generator per group: a group's interval does not depend on the other rendered groups.
-    rng = np.random.default_rng(SEED)
-    made = estimate_function(function, dict(measure.parameters), rows, rate, rng, confidence=confidence)
-    with _LOCK:
-        _CACHE[key] = made
-    return made
+
+    def made() -> FunctionEstimate:
+        spend()
+        # A generator per group: a group's interval does not depend on the other rendered groups.
+        rng = np.random.default_rng(SEED)
+        return estimate_function(function, dict(measure.parameters), rows, rate, rng, confidence=confidence)
+
+    return _CACHE.get(key, made)
 
 
-_CACHE: LRUCache[Any, FunctionEstimate] = LRUCache(CACHE_BYTES, getsizeof=lambda e: 3 * e.value.nbytes + 512)
-_LOCK = threading.Lock()
+_CACHE = ByteCache(CACHE_BYTES, lambda estimate: 3 * int(estimate.value.nbytes))

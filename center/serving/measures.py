@@ -12,12 +12,14 @@ from typing import Any, Protocol, assert_never
 
 import numpy as np
 
-from center.serving.computed import ALL_ROWS, ComputedValue, RowSelection
 from center.serving.function_values import DEFAULT_CONFIDENCE, FunctionValues
+from center.serving.row_selection import ALL_ROWS, RowSelection
 from edgewater.answers.cells import FunctionErrors, IntervalPart, ItemsPart, KeyedPart, ListPart, NumberPart, Part
 from edgewater.answers.own_error import OwnError
-from edgewater.model.errors import InvalidRequest
+from edgewater.base.errors import InvalidRequest
+from edgewater.model.computed import ComputedValue
 from edgewater.model.measure import Measure
+from edgewater.model.query import QuerySpec
 from edgewater.synopses import Estimates, IntArray, ItemRanking, Question, Range, Stack, ValueSample
 from edgewater.synopses.named_questions import (
     answerable_questions,
@@ -42,12 +44,10 @@ from edgewater.synopses.shapes import (
     shown,
 )
 
-MAX_ASKED = 100
-
 
 @dataclass(frozen=True, slots=True)
 class MeasureQuestions:
-    """The questions that a reader asks of an answer; None and (): not asked.
+    """The questions that a reader asks of an answer; None and (): not asked. `QuestionParams` checks their values.
 
     Attributes:
         quantiles: ranks in [0, 1].
@@ -78,16 +78,6 @@ class MeasureQuestions:
     computed: tuple[ComputedValue, ...] = ()
     selection: RowSelection = ALL_ROWS
 
-    def __post_init__(self) -> None:
-        if self.quantiles is not None:
-            accepted = f"1 to {MAX_ASKED} numbers from 0 to 1"
-            if not 1 <= len(self.quantiles) <= MAX_ASKED or not all(0.0 <= q <= 1.0 for q in self.quantiles):
-                raise InvalidRequest("quantile", self.quantiles, accepted)
-        for name in ("ranks", "ranges", "items", "contains"):
-            given = getattr(self, name)
-            if len(given) > MAX_ASKED:
-                raise InvalidRequest(name.rstrip("s"), given, f"at most {MAX_ASKED} of them")
-
     @property
     def by_parameter(self) -> Mapping[str, object]:
         """The questions that are asked, by parameter name."""
@@ -106,9 +96,17 @@ class MeasureQuestions:
 NO_QUESTIONS = MeasureQuestions()
 
 
-def includes(questions: MeasureQuestions, measure: Measure) -> bool:
-    """Returns whether an answer to the questions shows a measure."""
+def includes(questions: MeasureQuestions, measure: Measure | ComputedValue) -> bool:
+    """Returns whether an answer to the questions shows a measure, or a derived one."""
+    if isinstance(measure, Measure) and measure.part_of:
+        return False
     return not questions.measures or measure.name in questions.measures
+
+
+def computed_values(questions: MeasureQuestions, spec: QuerySpec) -> list[ComputedValue]:
+    """Returns what is computed from measures: the derived measures that the questions may read, then their own."""
+    reads_any = bool(questions.computed) or questions.selection.is_needed
+    return [*(v for v in spec.derived if reads_any or includes(questions, v)), *questions.computed]
 
 
 class MeasureWidening(Protocol):
@@ -142,7 +140,11 @@ def _question_name(parameter: str, stack: Stack) -> str | None:
 
 
 def require_possible(questions: MeasureQuestions, stacks: Mapping[str, Stack]) -> None:
-    """Raises InvalidRequest, with the possible questions, for a question that no measure can answer."""
+    """Raises InvalidRequest, with the possible questions, for a question that no measure can answer.
+
+    Args:
+        stacks: of the measures that answers show.
+    """
     for parameter, value in questions.by_parameter.items():
         if not any(_question_name(parameter, stack) for stack in stacks.values()):
             able = "; ".join(f"{name}: {', '.join(answerable_questions(s))}" for name, s in stacks.items())
@@ -234,8 +236,8 @@ class MeasureEvaluator:
                 if present is not None:
                     estimates = replace(estimates, present=present)
                 return IntervalPart(name, self._widened(estimates, question, is_own=is_own), whole)
-            case ShownNumber(name, values, whole):
-                return NumberPart(name, values, whole)
+            case ShownNumber(name, values, whole, is_rare):
+                return NumberPart(name, values, whole, is_rare and not values.any())
             case ShownKeyed(name, questions, whole, prefix, label):
                 answers = {key: self._evaluated(question) for key, question in questions.items()}
                 return KeyedPart(name, prefix or f".{name}:", answers, whole, label)

@@ -21,7 +21,7 @@ from edgewater.synopses import Count, Estimates, FloatArray, GroupedAggregate, I
 from edgewater.synopses.missing_records import with_missing_records
 
 _UNSTATED: Bounds = (None, None, None)
-_PREDICTION_ROUNDING = 2.0**-44
+_PREDICTION_ROUNDING = 2.0**-44  # derived: above the rounding of a sum of predictions
 _ROUNDING = 1e-9
 
 

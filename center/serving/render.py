@@ -17,11 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from center.results import AnswerRecord
-from center.serving.function_values import function_confidence
+from center.serving.function_values import DEFAULT_CONFIDENCE, function_confidence
 from center.serving.measures import (
     NO_QUESTIONS,
     MeasureEvaluator,
     MeasureQuestions,
+    computed_values,
     includes,
 )
 from center.serving.predictions import RecordsOut, SynopsisAccuracy, add_expected
@@ -29,7 +30,7 @@ from center.serving.totals import AnswerTotals, Rests, answer_totals, is_sampled
 from center.serving.widening import Lacking, Widening
 from center.serving.withheld import GroupsWithheld
 from edgewater.answers.cells import (
-    Column,
+    CellColumn,
     FunctionErrors,
     IntervalPart,
     Part,
@@ -37,16 +38,18 @@ from edgewater.answers.cells import (
     joined_rows,
     part_columns,
     part_shape,
+    row_intervals,
 )
 from edgewater.answers.own_error import OwnError
 from edgewater.answers.statement import Statement, judged
 from edgewater.answers.work import spend
-from edgewater.model.json_types import Document, Group, Json
+from edgewater.base.timestamps import rfc3339
+from edgewater.model.computed import BINOMIAL, ComputedValue
+from edgewater.model.json_types import Document, Group, Json, as_document
 from edgewater.model.key_texts import NOT_FINITE, NULL, text_of_key
 from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
 from edgewater.model.table_texts import Texts, joined, json_text, key_texts, plain_key, to_json
-from edgewater.model.timestamps import rfc3339
 from edgewater.synopses import (
     Estimates,
     GroupedAggregate,
@@ -59,7 +62,7 @@ from edgewater.synopses.key_table import KeyTable
 from edgewater.synopses.rests import has_exact_rest
 
 _NOTHING = object()
-SUMMARY_GROUPS = 5
+SUMMARY_GROUPS = 5  # format: of summaries, in the API's reference
 _NO_MEMBERS: Document = {}
 
 __all__ = [
@@ -81,7 +84,7 @@ class AnswerRows:
     """
 
     groups: dict[str, pa.Array]
-    values: tuple[Column, ...]
+    values: tuple[CellColumn, ...]
     length: int
     withheld: GroupsWithheld
     codes: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -94,13 +97,15 @@ class AnswerRows:
         return joined(head, *groups[1:], "}", *measures, "}")
 
     def widest(self, count: int) -> IntArray:
-        """The rows whose first interval is widest, unknown ones first; ascending."""
+        """The rows whose first interval is widest, unknown ones first, and of equal ones the largest values;
+        ascending.
+        """
         first = next((each.estimates for values in self.values for each in values.intervals), None)
         if first is None or self.length <= count:
             return np.arange(min(count, self.length))
         width = np.asarray(first.upper, float) - np.asarray(first.lower, float)
         width = np.where(np.isfinite(first.lower) & np.isfinite(first.upper), width, np.inf)
-        return np.sort(np.argsort(-width, kind="stable")[:count])
+        return np.sort(np.lexsort((-np.nan_to_num(first.value, nan=-np.inf), -width))[:count])
 
     def changed_since(self, before: AnswerRows) -> tuple[IntArray, list[Group]]:
         """Compares two revisions of a window: the rows that are new or have other cells, and the groups that are gone.
@@ -132,7 +137,7 @@ def render(
 
     Args:
         summary: `data` has only the `SUMMARY_GROUPS` groups whose first measure has the widest interval, unknown ones
-            first; `groups` is the number of all.
+            first, and of equal ones the largest values; `groups` is the number of all.
         base: an earlier revision of the window: `data` has only the groups whose cells differ, `base` is its revision,
             `removed` lists the groups that are gone, and `groups` is the number of all.
 
@@ -159,7 +164,7 @@ def render(
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class EvaluatedAnswer:
     """An evaluated answer.
 
     Attributes:
@@ -196,7 +201,7 @@ class Answer:
             "shapes": {c.measure: [part_shape(part, c.measure) for part in c.parts] for c in self.rows.values},
             "confidence": min((c for column in self.rows.values if (c := column.confidence) is not None), default=None),
             "quality": self.stated.quality(),
-            "contract": self.stated.contract.to_json(),
+            "contract": as_document(self.stated.contract.to_json()),
         }
 
     def table(self) -> pa.Table:
@@ -222,7 +227,7 @@ class Answer:
         return pa.table(columns)
 
 
-def evaluated(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = NO_QUESTIONS) -> Answer:
+def evaluated(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = NO_QUESTIONS) -> EvaluatedAnswer:
     """Evaluates questions on an answer.
 
     Raises:
@@ -232,7 +237,7 @@ def evaluated(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions
     merged = merged_data(record)
     rows = answer_rows(record, spec, questions, merged=merged)
     stated = statement_of(record, spec, rows, questions, merged)
-    return Answer(record, rows, stated, answer_totals(record, spec, questions, merged), merged)
+    return EvaluatedAnswer(record, rows, stated, answer_totals(record, spec, questions, merged), merged)
 
 
 def statement_of(
@@ -282,28 +287,36 @@ def answer_rows(
     groups, order = data.groups, data.codes
     facts, accuracy = record.facts, SynopsisAccuracy.of(spec)
     out = RecordsOut.of(spec, facts.predicted, groups, data.stacks)
-    lacking = Lacking.of([facts], groups, len(order))
+    lacking = Lacking.of(facts, groups, len(order))
     widening = Widening(groups, data.withheld, lacking, facts.predicted, out, accuracy)
 
-    def evaluator(measure: Measure) -> MeasureEvaluator:
+    def evaluator(measure: Measure, questions: MeasureQuestions = questions) -> MeasureEvaluator:
         confidence = function_confidence(spec, measure, data.groups_in_all, questions.confidence)
         stack = data.stacks[measure.name]
         own = new_error(isinstance(stack, SampleStack | RowSampleStack))
         asked = questions if out is None else out.asked(measure, questions)
         return MeasureEvaluator(measure, stack, asked, partial(widening.widen, measure), confidence, own)
 
-    needs_all = bool(questions.computed) or questions.selection.is_needed
-    shown = [evaluator(m) for m in spec.measures if needs_all or includes(questions, m)]
+    computed, needs_all = computed_values(questions, spec), bool(questions.computed) or questions.selection.is_needed
+    read = {name for value in computed for name in value.reads()}
+    shown = [evaluator(m) for m in spec.measures if needs_all or m.name in read or includes(questions, m)]
     parts = [e.parts() for e in shown]
     values = [_column(e, *each, data.withheld, accuracy) for e, each in zip(shown, parts, strict=True)]
-    intervals = {each.column: each.estimates for v in values for each in v.intervals} if needs_all else {}
-    values += _computed_values(spec, questions, intervals)
-    names = {m.name for m in spec.measures if includes(questions, m)} | {v.name for v in questions.computed}
+    intervals = {each.column: each.estimates for v in values for each in v.intervals}
+    if questions.by_parameter and read:  # derived measures read values, and not the answers to these questions
+        of_values = MeasureQuestions(confidence=questions.confidence)
+        for measure in (m for m in spec.measures if m.name in read):
+            for part in evaluator(measure, of_values).parts()[0]:
+                intervals |= {each.column: each.estimates for each in row_intervals(part, measure.name)}
+    predicted = "" if facts.predicted is None or facts.predicted.of_records else facts.predicted.measure
+    values += _computed_values(spec, computed, intervals, questions.confidence or DEFAULT_CONFIDENCE, predicted)
+    names = {m.name for m in spec.values if includes(questions, m)}
+    names |= {v.name for v in questions.computed}
     stated = tuple(v for v in values if v.measure in names)
     rows = AnswerRows(groups, stated, len(order), data.withheld, order)
     if is_subset or not questions.selection.is_needed:
         return rows
-    chosen = questions.selection.rows(groups, intervals, len(order))
+    chosen = questions.selection.rows(groups, _shown(spec, intervals), len(order))
     return answer_rows(record, spec, questions, new_error, merged, is_sorted, order[chosen])
 
 
@@ -313,10 +326,10 @@ def _column(
     function: FunctionErrors | None,
     withheld: GroupsWithheld,
     accuracy: SynopsisAccuracy | None,
-) -> Column:
+) -> CellColumn:
     """Returns the values of a measure, with what their evaluation has shown."""
     name = evaluated.measure.name
-    return Column(
+    return CellColumn(
         name,
         parts,
         evaluated.own,
@@ -327,13 +340,43 @@ def _column(
     )
 
 
-def _computed_values(spec: QuerySpec, questions: MeasureQuestions, intervals: dict[str, Estimates]) -> list[Column]:
-    """Returns the values that the questions compute, and adds them to the intervals."""
-    values = []
-    for value in questions.computed:
-        intervals[value.name] = value.estimates(intervals, spec.measures)
-        values.append(Column(value.name, (IntervalPart("", intervals[value.name]),), OwnError()))
+def _computed_values(
+    spec: QuerySpec,
+    computed: Iterable[ComputedValue],
+    intervals: dict[str, Estimates],
+    confidence: float,
+    predicted: str,
+) -> list[CellColumn]:
+    """Returns the values that are computed from measures, and adds them to the intervals.
+
+    Args:
+        confidence: of binomial intervals.
+        predicted: the measure that stands for records which have not arrived. Of other measures only the part is known
+            that has arrived, so nothing is computed from both.
+    """
+    values, ahead = [], {predicted}
+    for value in computed:
+        is_derived, names, read = value in spec.derived, value.reads(), intervals
+        if not is_derived:
+            read = _shown(spec, intervals)
+        if names <= ahead:
+            ahead.add(value.name)
+        elif names & ahead:
+            unknown = np.full(len(intervals[predicted]), np.nan)
+            read = read | {name: Estimates(unknown, unknown, unknown) for name in names & read.keys()}
+        intervals[value.name] = value.estimates(read, spec.measures)
+        parts = [IntervalPart("", intervals[value.name])]
+        if is_derived and (rate := value.binomial(read, spec.measures, confidence)) is not None:
+            parts.append(IntervalPart(BINOMIAL, rate))
+            intervals[f"{value.name}.{BINOMIAL}"] = rate
+        values.append(CellColumn(value.name, parts, OwnError()))
     return values
+
+
+def _shown(spec: QuerySpec, intervals: Mapping[str, Estimates]) -> dict[str, Estimates]:
+    """Returns the intervals that requests may read. Hidden parts of derived measures are left out."""
+    hidden = {measure.name for measure in spec.measures if measure.part_of}
+    return {name: each for name, each in intervals.items() if name not in hidden}
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,28 +15,21 @@ from center.results import AnswerRecord, as_far_as_readable
 from center.serving.render import statement_of
 from edgewater.answers.statement import Violation, united_contract, violations_of_facts
 from edgewater.answers.uniting import united
-from edgewater.model import time_functions
-from edgewater.model.errors import InvalidRequest
-from edgewater.model.quantities import duration_ms
+from edgewater.base.errors import InvalidRequest
+from edgewater.base.quantities import duration_ms
+from edgewater.model.calendar_units import CALENDAR_UNITS, UTC
+from edgewater.model.calendars import is_zone
 from edgewater.model.query import QuerySpec
-from edgewater.model.windows import (
-    CALENDAR_UNITS,
-    MAX_SLICES_PER_WINDOW,
-    UTC,
-    CalendarWindow,
-    SlidingWindow,
-    TimeWindow,
-    TumblingWindow,
-)
+from edgewater.model.windows import MAX_SLICES_PER_WINDOW, CalendarWindow, SlidingWindow, TimeWindow, TumblingWindow
 from edgewater.synopses import GroupedAggregate
 
-CHUNK_WINDOWS, CHUNK_BYTES = 1_000, 16 << 20
+CHUNK_WINDOWS, CHUNK_BYTES = 1_000, 16 << 20  # limit: memory of a roll-up
 """The answers that are merged at once. An interval may have any number of windows."""
 EVERY_ACCEPTED = f"a duration such as 1h, or one of {', '.join(CALENDAR_UNITS)}"
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class RollupInterval:
     """Event times [start_ms, end_ms) whose windows are merged.
 
     Attributes:
@@ -63,10 +56,10 @@ class Intervals:
     def __init__(self, window: object, every: str, zone: str = UTC) -> None:
         if not isinstance(window, TimeWindow):
             raise InvalidRequest("every", every, "no roll-up: session windows have no common borders")
-        if not time_functions.is_zone(zone):
+        if not is_zone(zone):
             raise InvalidRequest("zone", zone, "a time zone of the IANA database, such as Europe/Berlin")
         self._window, self._every = window, every
-        self._last = Interval(0, 0, 0)
+        self._last = RollupInterval(0, 0, 0)
         self._intervals = CalendarWindow(every, zone) if every in CALENDAR_UNITS else self._of_length(window, every)
 
     def _of_length(self, window: TimeWindow, every: str) -> SlidingWindow:
@@ -83,7 +76,7 @@ class Intervals:
         accepted = f"intervals that begin and end with a window; the windows take {size}"
         return InvalidRequest("every", self._every, accepted)
 
-    def at(self, time_ms: int) -> Interval:
+    def at(self, time_ms: int) -> RollupInterval:
         """Returns the interval that contains a time.
 
         Raises InvalidRequest if windows of the query cross its borders.
@@ -92,7 +85,7 @@ class Intervals:
             self._last = self._containing(time_ms)
         return self._last
 
-    def _containing(self, time_ms: int) -> Interval:
+    def _containing(self, time_ms: int) -> RollupInterval:
         window, start = self._window, self._intervals.slice_start(time_ms)
         end = self._intervals.end(start)
         if isinstance(window, SlidingWindow):
@@ -103,9 +96,9 @@ class Intervals:
             count = sum(1 for _ in window.starts(start, end, MAX_SLICES_PER_WINDOW))
         if not fits:
             raise self._misfit()
-        return Interval(start, end, count)
+        return RollupInterval(start, end, count)
 
-    def windows(self, interval: Interval) -> Iterator[tuple[int, int]]:
+    def windows(self, interval: RollupInterval) -> Iterator[tuple[int, int]]:
         """Yields start and end of the windows that cover an interval without an overlap."""
         window, start = self._window, interval.start_ms
         while start < interval.end_ms:
@@ -113,7 +106,7 @@ class Intervals:
             yield start, end
             start = end
 
-    def select(self, interval: Interval, records: Iterable[AnswerRecord]) -> Iterator[AnswerRecord]:
+    def select(self, interval: RollupInterval, records: Iterable[AnswerRecord]) -> Iterator[AnswerRecord]:
         """Yields the answers that cover an interval. Of sliding windows, it yields windows that do not overlap."""
         size = self._window.size_ms if isinstance(self._window, SlidingWindow) else 1
         for r in records:
@@ -205,7 +198,7 @@ class _Union:
             data_of=0,
         )
 
-    def answer(self, interval: Interval, empty: int) -> AnswerRecord:
+    def answer(self, interval: RollupInterval, empty: int) -> AnswerRecord:
         """Returns the answer to the interval.
 
         Args:

@@ -1,18 +1,19 @@
 """`StoredWindows`: `AnsweredWindows` over the result store.
 
-Lookups are cached until any query has a newer answer, which `refresh` checks with one small read.
-Synopses are read and decoded once, and cached in a `SynopsisCache`.
+Each request has its own, which caches lookups for the other questions of the request. Synopses are read and decoded
+once, and cached in a `SynopsisCache`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from cachetools import LRUCache
 
 from center.results import AnswerRecord, ResultStore, as_far_as_readable
-from center.serving.evaluator import WindowAnswer
+from center.serving.evaluator import data_key
 from center.serving.synopsis_cache import SynopsisCache
 from edgewater.answers import Cause
 from edgewater.answers.work import spend
@@ -20,9 +21,9 @@ from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.synopses import GroupedAggregate
 
-PAGE = 25
+PAGE = 25  # limit: memory of a read
 """Answers, with their synopses, that are read at a time."""
-_CACHED_WINDOWS = 4096
+_CACHED_WINDOWS = 4096  # limit: memory of the cache
 """Maximum number of windows in the cache of lookups; an empty lookup counts as one window."""
 
 
@@ -44,23 +45,14 @@ class StoredWindows:
         self._query = query
         self._synopses = synopses
         self._find_query = find_query
-        self._lookups: LRUCache[Hashable, tuple[WindowAnswer, ...]] = LRUCache(
+        self._lookups: LRUCache[Hashable, tuple[AnswerRecord, ...]] = LRUCache(
             _CACHED_WINDOWS, lambda found: len(found) + 1
         )
         self._other_queries: dict[str, StoredWindows] = {}
-        self._newest = -1
 
     @property
     def spec(self) -> QuerySpec:
         return self._query.spec
-
-    def refresh(self) -> None:
-        """Drops cached lookups if the store has newer answers."""
-        newest = self._results.last_answer_id()
-        if newest != self._newest:
-            self._lookups.clear()
-            self._other_queries.clear()
-            self._newest = newest
 
     def for_query(self, query: str) -> StoredWindows:
         if query not in self._other_queries:
@@ -70,11 +62,11 @@ class StoredWindows:
             )
         return self._other_queries[query]
 
-    def at(self, time_ms: int) -> Sequence[WindowAnswer]:
+    def at(self, time_ms: int) -> Sequence[AnswerRecord]:
         return self._lookup(("at", time_ms), lambda: map(self._take, self._results.at(self._query.ref, time_ms)))
 
-    def starting(self, start_ms: int) -> WindowAnswer | None:
-        def read() -> Iterable[WindowAnswer]:
+    def starting(self, start_ms: int) -> AnswerRecord | None:
+        def read() -> Iterable[AnswerRecord]:
             return map(self._take, self._results.windows(self._query.ref, start_ms, start_ms + 1, 1)[0])
 
         found = self._lookup(("start", start_ms), read)
@@ -83,12 +75,12 @@ class StoredWindows:
     def empty(self, windows: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
         return self._results.empty_windows(self._query.ref, windows)
 
-    def latest(self, count: int) -> Sequence[WindowAnswer]:
+    def latest(self, count: int) -> Sequence[AnswerRecord]:
         return self._lookup(("latest", count), lambda: self._last(count))
 
-    def _last(self, count: int) -> list[WindowAnswer]:
+    def _last(self, count: int) -> list[AnswerRecord]:
         start = self._results.last(self._query.ref, count)
-        found: list[WindowAnswer] = []
+        found: list[AnswerRecord] = []
         cursor: str | None = None
         while start is not None:
             page, cursor = self._results.windows(self._query.ref, start, None, PAGE, cursor)
@@ -97,7 +89,7 @@ class StoredWindows:
                 break
         return found[-count:]  # a new window may have been answered meanwhile
 
-    def _lookup(self, key: Hashable, read: Callable[[], Iterable[WindowAnswer]]) -> tuple[WindowAnswer, ...]:
+    def _lookup(self, key: Hashable, read: Callable[[], Iterable[AnswerRecord]]) -> tuple[AnswerRecord, ...]:
         held = self._lookups.get(key)
         if held is None:
             held = tuple(read())
@@ -105,24 +97,22 @@ class StoredWindows:
                 self._lookups[key] = held
         return held
 
-    def _take(self, record: AnswerRecord) -> WindowAnswer:
+    def _take(self, record: AnswerRecord) -> AnswerRecord:
         """Returns the record without its synopsis, which goes into the cache."""
         spend()
-        key = record.query.name, record.query.version, record.window_start_ms, record.data_of or record.revision
 
-        def window(record: AnswerRecord) -> WindowAnswer:
+        def window(record: AnswerRecord) -> AnswerRecord:
             if record.synopsis is not None:
-                self._synopses.get(key, lambda: _aggregate(record))
-            start, end = record.window_start_ms, record.window_end_ms
-            return WindowAnswer(key, start, end, record.phase, record.revision, record.facts)
+                self._synopses.get(data_key(record), lambda: _aggregate(record))
+            return replace(record, synopsis=None)
 
         return as_far_as_readable(window, record)
 
-    def aggregate(self, window: WindowAnswer) -> GroupedAggregate | None:
+    def aggregate(self, window: AnswerRecord) -> GroupedAggregate | None:
         if window.facts.by_cause(Cause.UNREADABLE):
             return None
-        answer = partial(self._results.answer, self._query.ref, window.start_ms, window.revision)
-        return self._synopses.get(window.key, lambda: _aggregate(answer()))
+        answer = partial(self._results.answer, self._query.ref, window.window_start_ms, window.revision)
+        return self._synopses.get(data_key(window), lambda: _aggregate(answer()))
 
 
 def _aggregate(record: AnswerRecord) -> GroupedAggregate | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -13,11 +13,12 @@ from center.serving.predictions import RecordsOut, SynopsisAccuracy, with_predic
 from center.serving.withheld import GroupsWithheld, with_withheld_amounts
 from edgewater.answers import NONE, RULES, Cause, Constants, Facts, Predicted, WithheldBound, joint_confidence
 from edgewater.answers.work import spend
+from edgewater.base.streams import Constant
 from edgewater.model.measure import Measure
 from edgewater.synopses import BoolArray, Estimates, FloatArray, IntArray, Question, Stack
 from edgewater.synopses.late_values import means_with, variances_with
 
-_EXACT_FLOATS = 2.0**53
+_EXACT_FLOATS = 2.0**53  # format: integers that float64 has exactly
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +44,15 @@ class Lacking:
     lacks_excluded_records: bool = False
 
     @classmethod
-    def of(cls, facts: Sequence[Facts], keys: Mapping[str, pa.Array], rows: int) -> Lacking:
+    def of(cls, facts: Facts, keys: Mapping[str, pa.Array], rows: int) -> Lacking:
         """Returns what some rows lack.
 
         Args:
-            facts: the facts of each answer whose data were merged.
+            facts: the facts of the answer, or the united ones of several answers.
             keys: the rows' key columns; empty: a row has records of all groups.
             rows: number of rows.
         """
-        unknown, records = np.full(rows, any(f.expected == 0 for f in facts)), np.zeros(rows)
-        deviations = [d for each in facts for d in each.deviations]
+        unknown, records, deviations = np.full(rows, facts.expected == 0), np.zeros(rows), facts.deviations
         for each in deviations:
             if each.lacks == NONE:
                 continue
@@ -68,8 +68,8 @@ class Lacking:
             records,
             {name: WithheldBound.union(amounts[name] for amounts in numbered) for name in sorted(names)},
             joint_confidence(d.confidence for d in deviations),
-            any(d.cause is Cause.MAY_CHANGE for d in deviations),
-            any(each.may_count_twice for each in facts),
+            bool(facts.by_cause(Cause.MAY_CHANGE)),
+            facts.may_count_twice,
             any(not RULES[d.cause].predicted for d in deviations),
         )
 
@@ -127,15 +127,15 @@ def without_bounds(estimates: Estimates) -> Estimates:
 
 
 def _rows_with(only: Constants, keys: Mapping[str, pa.Array], rows: int) -> BoolArray:
-    """Returns the rows whose groups have these values. A column that is no key restricts nothing."""
+    """Returns the rows whose groups have these values. A column that is no key or has another type is ignored."""
     result: BoolArray = np.ones(rows, bool)
     for name, value in only.items():
         if name not in keys:
             continue
         if pa.types.is_null(keys[name].type):
             result[:] = False
-        else:
-            equal = pc.equal(keys[name], pa.scalar(value, keys[name].type))
+        elif (wanted := _value(value, keys[name].type)) is not None:
+            equal = pc.equal(keys[name], wanted)
             result &= pc.fill_null(equal, False).to_numpy(zero_copy_only=False)
     return result
 
@@ -218,3 +218,10 @@ class Widening:
         if self.accuracy is not None:
             self.accuracy.note(stack, estimates, widened, self.out.missing, rows)
         return widened
+
+
+def _value(value: Constant, key: pa.DataType) -> pa.Scalar | None:
+    try:
+        return pa.scalar(value, key)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        return None

@@ -21,9 +21,9 @@ from edgewater.model.query import QuerySpec
 from edgewater.synopses import Estimates, FloatArray, GroupedAggregate, IntArray, Question, Stack
 from edgewater.synopses.missing_records import with_missing_records
 
-_ROUNDING = 1e-9
+_ROUNDING = 1e-9  # derived: above the rounding of shares
 """Relative tolerance: shares of a budget need not add up to it in floating point."""
-_OUTWARDS = 2.0**-48
+_OUTWARDS = 2.0**-48  # derived: above the rounding of bounds by shares
 """Bounds by shares are moved outwards by this fraction, which exceeds the rounding of their computation."""
 NOTHING = WithheldBound(0.0, 0.0, None, 0.0, 0.0)
 

@@ -5,24 +5,19 @@ Its target stores a position per query together with the answers. Packages provi
 """
 
 from center.sinks.base import (
-    KINDS,
     Sink,
     SinkAnswer,
     SinkContext,
-    SinkKind,
     SinkQuery,
 )
-from center.sinks.definitions import SinkDefinition, read_definition
+from center.sinks.definitions import read_definition
 from center.sinks.runner import SinkRunner
 from center.sinks.store import SinkStatus, SinkStore
 
 __all__ = [
-    "KINDS",
     "Sink",
     "SinkAnswer",
     "SinkContext",
-    "SinkDefinition",
-    "SinkKind",
     "SinkQuery",
     "SinkRunner",
     "SinkStatus",

@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp
 
-from center.serving.computed import ComputedValue
-from edgewater.model.errors import InvalidQuery, InvalidRequest
+from edgewater.base.errors import InvalidQuery, InvalidRequest
+from edgewater.base.number_columns import float_column
+from edgewater.model.computed import ComputedValue
 from edgewater.model.expressions import bind_condition
 from edgewater.model.measure import Measure
-from edgewater.model.number_columns import float_column
 from edgewater.model.syntax import column_names, parse_sql
 from edgewater.synopses import BoolArray, Estimates
 

@@ -13,23 +13,24 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 from tenacity import wait_random_exponential
 from typing_extensions import TypedDict
 
 from center.sinks.alert_targets import DeliveryFailed, Notice, StatedAlert, Target
 
-REPEAT_MS = 60_000
+REPEAT_MS = 60_000  # limit: notices to a target
 """The time in ms between two repetitions of firing alerts, and of the ends of alerts that the target has refused."""
-MAX_WAITING = 1_000
+MAX_WAITING = 1_000  # limit: memory of notices that wait
 MAX_WAITING_ALERTS = 20_000
 """The most notices, and the most alerts in notices, that wait for one target. If there are more, starts of alerts are
 dropped and counted, the oldest first. The end of an alert whose start was delivered is never dropped."""
-AT_ONCE = 4
+AT_ONCE = 4  # limit: time of a step
 GRACE_S = 0.05
 """`AT_ONCE` is the most notices that a call of `step` delivers. `GRACE_S` is the longest wait for each notice, in
 seconds."""
-HANGS_MS = 15_000
+HANGS_MS = 15_000  # limit: how late a target that hangs is stated
 """The longest duration of an attempt in ms that is not reported as a problem."""
 PAUSE = wait_random_exponential(multiplier=1, max=60)
 """Pauses between attempts, computed by tenacity."""
@@ -94,24 +95,13 @@ class Outbox:
     @classmethod
     def restored(cls, name: str, target: Target, state: OutboxState) -> Outbox:
         """Returns the outbox whose `to_json` returned `state`. For an empty mapping, returns a new outbox."""
-        return cls(
-            name, target, list(state.get("waiting", ())), list(state.get("ends", ())), set(state.get("untold", ())),
-            state.get("delivered", 0), state.get("refused", 0), state.get("dropped", 0), state.get("problem", ""),
-            state.get("refusal", ""),
-        )  # fmt: skip
+        stored: dict[str, Any] = {key: value for key, value in state.items() if key in OutboxState.__annotations__}
+        return cls(name, target, **{**stored, "untold": set(state.get("untold", ()))})
 
     def to_json(self) -> OutboxState:
         """Returns the state that must outlive the process."""
-        return {
-            "waiting": self.waiting,
-            "ends": self.ends,
-            "untold": sorted(self.untold),
-            "delivered": self.delivered,
-            "refused": self.refused,
-            "dropped": self.dropped,
-            "problem": self.problem,
-            "refusal": self.refusal,
-        }
+        own: Any = {key: getattr(self, key) for key in OutboxState.__annotations__}
+        return cast(OutboxState, {**own, "untold": sorted(self.untold)})
 
     @property
     def left(self) -> int:

@@ -20,12 +20,12 @@ from pydantic import JsonValue
 from center.serving.render import denoted_values
 from center.sinks.alert_conditions import Condition, Verdicts
 from center.sinks.base import SinkAnswer, SinkQuery
-from edgewater.answers import Cause, Phase
-from edgewater.model.errors import InvalidQuery, InvalidRequest
+from edgewater.answers import Cause, Facts, Phase
+from edgewater.base.errors import InvalidQuery, InvalidRequest
+from edgewater.base.timestamps import rfc3339
 from edgewater.model.key_texts import key_text
 from edgewater.model.measure import Measure
 from edgewater.model.syntax import column_names
-from edgewater.model.timestamps import rfc3339
 from edgewater.synopses import BoolArray, Estimates
 from edgewater.wire import QueryRef
 
@@ -33,6 +33,10 @@ Details: TypeAlias = Mapping[str, JsonValue]
 """What the answer says about an alert, for notices and for the API."""
 Labels = tuple[tuple[str, str], ...]
 """Names and values that distinguish the alerts of one rule: the groups, or the edge."""
+OnMissing = Literal["hold", "evaluate-others", "fire"]
+"""What a condition does while edges are missing from an answer. `hold`: an alert stays as it is if records of these
+edges could decide about it. `evaluate-others`: the records of the other edges decide. `fire`: the alert fires if
+records of these edges could decide about it."""
 MAX_ALERTS = 10_000
 """The most alerts of one rule at a time. If there are more groups, the problem of the rule states their number."""
 
@@ -49,7 +53,16 @@ class Outcome(StrEnum):
     UNKNOWN = "unknown"
     """The interval contains values that satisfy the condition and values that do not, or an edge is missing."""
     ENDED = "ended"
-    """No answer decides about the alert any more. The detail ``ended`` says why."""
+    """No answer decides about the alert any more."""
+
+
+WHY = {
+    Outcome.FAILS: "the condition does not hold any more",
+    Outcome.NO_VALUE: "the group has no value any more",
+}
+"""Why an answer ends an alert."""
+MAX_NAMED = 20
+"""The most missing edges that the details of an alert name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +74,7 @@ class AlertRule:
         min_phase: answers of earlier phases are not evaluated.
         labels: labels that are added to the labels of each alert.
         targets: names of targets; empty if the rule has all targets.
+        on_missing: of a rule with a condition.
     """
 
     name: str
@@ -75,6 +89,7 @@ class AlertRule:
     labels: Mapping[str, str] = field(default_factory=dict)
     summary: str = ""
     targets: tuple[str, ...] = ()
+    on_missing: OnMissing = "hold"
 
     @property
     def text(self) -> str:
@@ -122,7 +137,7 @@ class Transition:
     rule: AlertRule
 
 
-class Window(NamedTuple):
+class RuleWindow(NamedTuple):
     """The newest window of a rule. Windows are ordered by version and start."""
 
     version: int
@@ -141,7 +156,7 @@ class BookState:
 
     rules: Mapping[str, AlertRule] = field(default_factory=dict)
     alerts: Sequence[Alert] = ()
-    windows: Mapping[str, Window] = field(default_factory=dict)
+    windows: Mapping[str, RuleWindow] = field(default_factory=dict)
     heard_ms: Mapping[str, int] = field(default_factory=dict)
     heard_ids: Mapping[str, int] = field(default_factory=dict)
 
@@ -155,57 +170,46 @@ class AlertBook:
         now_ms: wall time.
 
     Attributes:
+        rules: by name.
+        by_rule: the alerts of each rule, pending and firing, by their labels.
+        windows: by name of a rule, the newest window on which the rule was evaluated. A rule that was not evaluated yet
+            has no entry.
         problems: by name of a rule, why the rule is not evaluated or is only partly evaluated.
         dropped: transitions of alerts in `state` that fired, but whose rules have changed or were removed.
     """
 
     def __init__(self, rules: Sequence[AlertRule], state: BookState = BookState(), now_ms: int = 0) -> None:
-        self._rules = {rule.name: rule for rule in rules}
-        self._alerts: dict[str, dict[Labels, Alert]] = {name: {} for name in self._rules}
+        self.rules = {rule.name: rule for rule in rules}
+        self.by_rule: dict[str, dict[Labels, Alert]] = {name: {} for name in self.rules}
         self.problems: dict[str, str] = {}
         self.dropped: list[Transition] = []
-        kept = {name for name, rule in state.rules.items() if self._rules.get(name) == rule}
+        kept = {name for name, rule in state.rules.items() if self.rules.get(name) == rule}
         for alert in state.alerts:
             if alert.rule in kept:
-                self._alerts[alert.rule][alert.labels] = alert
+                self.by_rule[alert.rule][alert.labels] = alert
             elif alert.fired_at_ms is not None:
-                why = "the rule was changed" if alert.rule in self._rules else "the rule was removed"
-                why = why if self._rules else "the sink was deleted"
+                why = "the rule was changed" if alert.rule in self.rules else "the rule was removed"
+                why = why if self.rules else "the sink was deleted"
                 self.dropped.append(ended(alert, state.rules[alert.rule], why, now_ms))
-        self._windows = {name: window for name, window in state.windows.items() if name in kept}
+        self.windows = {name: window for name, window in state.windows.items() if name in kept}
         self._heard_ms = {name: at_ms for name, at_ms in state.heard_ms.items() if name in kept}
         self._heard_ids = {name: number for name, number in state.heard_ids.items() if name in kept}
         self._over: set[str] = set()
 
     @property
-    def rules(self) -> Mapping[str, AlertRule]:
-        return self._rules
-
-    @property
     def alerts(self) -> list[Alert]:
         """All alerts, pending and firing, by rule and labels."""
-        return [alerts[labels] for _, alerts in sorted(self._alerts.items()) for labels in sorted(alerts)]
-
-    def alerts_of(self, rule: str) -> Collection[Alert]:
-        """The alerts of one rule."""
-        return self._alerts[rule].values()
-
-    @property
-    def windows(self) -> Mapping[str, Window]:
-        """By rule, the newest window on which the rule was evaluated. A rule that was not evaluated yet
-        has no entry.
-        """
-        return self._windows
+        return [alerts[labels] for _, alerts in sorted(self.by_rule.items()) for labels in sorted(alerts)]
 
     @property
     def state(self) -> BookState:
-        return BookState(self._rules, self.alerts, self._windows, self._heard_ms, self._heard_ids)
+        return BookState(self.rules, self.alerts, self.windows, self._heard_ms, self._heard_ids)
 
     def check(self, queries: Iterable[SinkQuery]) -> None:
         """Sets `problems` of the rules whose conditions do not fit the columns of their query."""
         by_name = {query.ref.name: query for query in sorted(queries, key=lambda q: q.ref.version)}
         self.problems = {}
-        for rule in self._rules.values():
+        for rule in self.rules.values():
             query = by_name.get(rule.query)
             if query is None:
                 self.problems[rule.name] = f"query {rule.query} is not registered"
@@ -228,12 +232,12 @@ class AlertBook:
         for ref, is_running in registered.items():
             names.add(ref.name)
             running |= {ref.name} if is_running else set()
-        self._over = {rule.name for rule in self._rules.values() if rule.query not in running}
-        for rule in self._rules.values():
-            window = self._windows.get(rule.name)
+        self._over = {rule.name for rule in self.rules.values() if rule.query not in running}
+        for rule in self.rules.values():
+            window = self.windows.get(rule.name)
             if rule.query not in names or (window and QueryRef(rule.query, window.version) not in registered):
                 transitions += self._end(rule, "the query was deleted", now_ms)
-                self._windows.pop(rule.name, None)
+                self.windows.pop(rule.name, None)
             elif rule.name in self._over:
                 transitions += self._end(rule, "the query has ended", now_ms)
             elif rule.is_edge:
@@ -248,7 +252,7 @@ class AlertBook:
 
     def _end(self, rule: AlertRule, why: str, now_ms: int, edges: Collection[str] | None = None) -> list[Transition]:
         """Removes alerts of a rule: all of them, or the alerts about some edges. Returns the transitions."""
-        alerts = self._alerts[rule.name]
+        alerts = self.by_rule[rule.name]
         gone = [alert for labels, alert in alerts.items() if edges is None or labels[0][1] in edges]
         for alert in gone:
             del alerts[alert.labels]
@@ -266,7 +270,7 @@ class AlertBook:
         if answer.window_end_ms <= answer.window_start_ms:
             return []
         transitions: list[Transition] = []
-        for rule in self._rules.values():
+        for rule in self.rules.values():
             if rule.query != answer.query.name or answer.phase.rank < rule.min_phase.rank:
                 continue
             is_new = answer.answer_id > self._heard_ids.get(rule.name, 0)  # otherwise the answer comes again
@@ -274,12 +278,12 @@ class AlertBook:
                 self._heard_ids[rule.name], self._heard_ms[rule.name] = answer.answer_id, now_ms
             if rule.no_answer_ms is not None:
                 continue
-            window = Window(answer.query.version, answer.window_start_ms, answer.window_end_ms)
-            newest = self._windows.get(rule.name, window)
+            window = RuleWindow(answer.query.version, answer.window_start_ms, answer.window_end_ms)
+            newest = self.windows.get(rule.name, window)
             is_newest = window[:2] >= newest[:2]
-            if not is_newest and not self._alerts[rule.name]:
+            if not is_newest and not self.by_rule[rule.name]:
                 continue
-            self._windows[rule.name] = window if is_newest else newest
+            self.windows[rule.name] = window if is_newest else newest
             self.problems.pop(rule.name, None)
             try:
                 for labels, outcome, details in self._outcomes(rule, answer, measures, raises=is_newest):
@@ -296,12 +300,12 @@ class AlertBook:
         Called only after `answer` was called for all stored answers.
         """
         transitions: list[Transition] = []
-        for rule in self._rules.values():
+        for rule in self.rules.values():
             if rule.no_answer_ms is None or rule.name in self._over:
                 continue
             # The clock may have been set back while no process ran the sink.
             heard_ms = self._heard_ms[rule.name] = min(now_ms, self._heard_ms.get(rule.name, now_ms))
-            alerts = self._alerts[rule.name]
+            alerts = self.by_rule[rule.name]
             silence_ms, alert = now_ms - heard_ms, alerts.get(())
             if silence_ms >= rule.no_answer_ms and alert is None:
                 details: Details = {
@@ -313,8 +317,7 @@ class AlertBook:
                 transitions.append(Transition(alerts[()], "firing", now_ms, rule))
             elif silence_ms < rule.no_answer_ms and alert is not None:
                 del alerts[()]
-                alert = replace(alert, details={**alert.details, "condition": Outcome.FAILS})
-                transitions.append(Transition(alert, "resolved", now_ms, rule))
+                transitions.append(ended(alert, rule, "an answer has arrived", now_ms, Outcome.FAILS))
         return transitions
 
     def _outcomes(
@@ -323,20 +326,20 @@ class AlertBook:
         """Yields the outcome of an answer for each alert of a rule. With `raises`, also yields the outcomes for new
         alerts.
         """
-        known = list(self._alerts[rule.name])
+        known = list(self.by_rule[rule.name])
         if rule.condition is None:
             active = _stated(rule, answer)
             yield from ((labels, Outcome.FAILS, {}) for labels in known if labels not in active)
             yield from ((labels, Outcome.HOLDS, details) for labels, details in active.items())
             return
-        verdicts = rule.condition.verdicts(answer.rows, measures)
+        verdicts = _verdicts(rule.condition, rule.on_missing, answer, measures)
         read = [n for n in column_names(rule.condition.parsed()) if n in verdicts.intervals]
         shown = {name: verdicts.intervals[name] for name in read}
         rows = _rows_of(known, answer)
         for labels in known:
             row = rows.get(labels)
             details = {} if row is None else _values(shown, row)
-            yield labels, _outcome(verdicts, shown, row, answer), details
+            yield labels, _outcome(rule, verdicts, shown, row, _facts_of(answer, labels)), details
         if raises:
             yield from self._begun(rule, verdicts.holds, rows, shown, answer)
 
@@ -366,7 +369,7 @@ class AlertBook:
         now_ms: int,
     ) -> list[Transition]:
         """Changes one alert, and returns the transitions to notify about."""
-        alerts, newest = self._alerts[rule.name], self._windows[rule.name]
+        alerts, newest = self.by_rule[rule.name], self.windows[rule.name]
         start_ms, end_ms = answer.window_start_ms, answer.window_end_ms
         is_newest = (answer.query.version, start_ms) == newest[:2]
         before = alerts.get(labels)
@@ -378,17 +381,17 @@ class AlertBook:
         if is_newest:
             window: JsonValue = {"start": rfc3339(start_ms), "end": rfc3339(end_ms)}
             stated: Details = {"window": window, "phase": answer.phase.value, "revision": answer.revision}
+            if rule.condition is not None and (missing := answer.stated.facts.lacking[:MAX_NAMED]):
+                stated = {**stated, "missing": [*missing]}
             after = replace(after, details={"condition": outcome, **details, **stated})
         held_ms = after.through_ms - after.since_ms
         fires = before.fired_at_ms is not None
         if is_newest and outcome in (Outcome.FAILS, Outcome.NO_VALUE):
             alerts.pop(labels, None)
-            return [Transition(after, "resolved", now_ms, rule)] if fires else []
+            return [ended(after, rule, WHY[outcome], now_ms, outcome)] if fires else []
         if fires and held_ms < rule.for_ms and after.since_ms != before.since_ms and not is_newest:
             alerts[labels] = replace(after, fired_at_ms=None)
-            return [
-                Transition(replace(after, details={**after.details, "condition": outcome}), "resolved", now_ms, rule)
-            ]
+            return [ended(after, rule, "a new answer to an earlier window interrupts it", now_ms, outcome)]
         if not fires and held_ms <= 0:
             alerts.pop(labels, None)
             return []
@@ -399,9 +402,9 @@ class AlertBook:
         return []
 
 
-def ended(alert: Alert, rule: AlertRule, why: str, now_ms: int) -> Transition:
-    """Returns the transition of an alert that no answer decides about any more."""
-    details = {**alert.details, "condition": Outcome.ENDED, "ended": why}
+def ended(alert: Alert, rule: AlertRule, why: str, now_ms: int, outcome: Outcome = Outcome.ENDED) -> Transition:
+    """Returns the transition of an alert that stops firing. Its details say why."""
+    details: Details = {**alert.details, "condition": outcome, "ended": why}
     return Transition(replace(alert, details=details), "resolved", now_ms, rule)
 
 
@@ -415,7 +418,7 @@ def _held(alert: Alert, outcome: Outcome, start_ms: int, end_ms: int) -> Alert:
     return replace(alert, through_ms=max(alert.since_ms, min(alert.through_ms, start_ms)))
 
 
-def _mended(alert: Alert, outcome: Outcome, answer: SinkAnswer, newest: Window) -> Alert:
+def _mended(alert: Alert, outcome: Outcome, answer: SinkAnswer, newest: RuleWindow) -> Alert:
     """Returns the alert after an answer to an earlier window. The time for which its condition holds is updated."""
     start_ms, end_ms = answer.window_start_ms, answer.window_end_ms
     if outcome is Outcome.HOLDS:
@@ -427,23 +430,48 @@ def _mended(alert: Alert, outcome: Outcome, answer: SinkAnswer, newest: Window) 
     return replace(alert, since_ms=since_ms, through_ms=max(since_ms, alert.through_ms))
 
 
-def _outcome(verdicts: Verdicts, read: Mapping[str, Estimates], row: int | None, answer: SinkAnswer) -> Outcome:
+def _verdicts(condition: Condition, on_missing: OnMissing, answer: SinkAnswer, measures: Sequence[Measure]) -> Verdicts:
+    verdicts = condition.verdicts(answer.rows, measures)
+    if on_missing == "hold" or answer.of_others is None:
+        return verdicts
+    others = condition.verdicts(answer.of_others(), measures)
+    if on_missing == "evaluate-others":
+        return others
+    moved, unknown, closed = (np.zeros(answer.rows.num_rows, bool) for _ in range(3))
+    for name, now in verdicts.intervals.items():
+        then = others.intervals[name]
+        unknown |= np.isnan(now.value)
+        closed |= (now.lower == then.lower) & (now.upper == then.upper)
+        for bound, of_others in ((now.lower, then.lower), (now.upper, then.upper)):
+            moved |= (bound != of_others) & ~(np.isnan(bound) & np.isnan(of_others))
+    # Records of the missing edges would move the bounds of each measure of their group.
+    open_rows = moved | (unknown & ~closed)
+    return verdicts._replace(holds=verdicts.holds | (open_rows & ~verdicts.fails))
+
+
+def _facts_of(answer: SinkAnswer, labels: Labels) -> Facts:
+    """Returns the facts about a group: without the edges whose constants say that they have no records of it.
+
+    Late records that may follow do not count. Otherwise no alert of a group that is gone would end.
+    """
+    facts, group = answer.stated.facts.without(Cause.MAY_CHANGE), dict(labels)
+    concerns = (d for d in facts.deviations if all(group.get(n, key_text(v)) == key_text(v) for n, v in d.only.items()))
+    return replace(facts, deviations=tuple(concerns))
+
+
+def _outcome(
+    rule: AlertRule, verdicts: Verdicts, read: Mapping[str, Estimates], row: int | None, facts: Facts
+) -> Outcome:
     if row is not None and verdicts.holds[row]:
         return Outcome.HOLDS
     if row is not None and verdicts.fails[row]:
         return Outcome.FAILS
     has_value = row is not None and bool(read) and not any(np.isnan(e.value[row]) for e in read.values())
-    return Outcome.UNKNOWN if has_value or _lacks_records(answer) else Outcome.NO_VALUE
-
-
-def _lacks_records(answer: SinkAnswer) -> bool:
-    """Returns whether a group may have records although the answer has no row for the group.
-
-    Late records that may follow do not count. Otherwise no alert of a group that is gone would end.
-    """
-    facts = answer.stated.facts
-    certain = tuple(d for d in facts.deviations if d.cause is not Cause.MAY_CHANGE)
-    return replace(facts, deviations=certain).lacks_records
+    if rule.on_missing == "evaluate-others":
+        facts = facts.without(Cause.MISSING, Cause.LEFT)
+    if not has_value and not facts.lacks_records:
+        return Outcome.NO_VALUE
+    return Outcome.HOLDS if rule.on_missing == "fire" and facts.lacking else Outcome.UNKNOWN
 
 
 def _stated(rule: AlertRule, answer: SinkAnswer) -> dict[Labels, Details]:

@@ -17,7 +17,7 @@ from center.sinks.alert_delivery import OutboxState
 from center.sinks.alert_rules import BookState
 from center.sinks.alert_targets import AlertState
 from center.sinks.store import SinkStore
-from edgewater.model.errors import EdgewaterError
+from edgewater.base.errors import EdgewaterError
 
 log = logging.getLogger(__name__)
 

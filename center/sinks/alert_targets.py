@@ -28,14 +28,14 @@ from pydantic import (
 )
 from typing_extensions import TypedDict  # pydantic accepts this one in Python 3.11
 
-from edgewater.model.errors import EdgewaterError
+from edgewater.base.errors import EdgewaterError
+from edgewater.base.timestamps import rfc3339
 from edgewater.model.json_types import Document
 from edgewater.model.key_texts import label_names
-from edgewater.model.timestamps import rfc3339
 from edgewater.runtime.configuration import ProxyUrl, Secret, Section, refusal
 from edgewater.runtime.http_exchange import ExchangeFailed, Reply, post, way_of
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 10.0  # limit: the wait for a target
 """Timeout of each step of an exchange with a target."""
 ENDS_AFTER_MS = 300_000
 """Alertmanager resolves an alert by itself if it has not received the alert again within this time."""
@@ -94,7 +94,16 @@ class DeliveryFailed(EdgewaterError):
         self.is_final = is_final
 
 
-class WebhookSection(Section):
+class ServerSection(Section):
+    """A server that takes alerts."""
+
+    ca: Path | None = None
+    """Certificates (PEM) that sign the server's certificate. Unset: the certificates of the system."""
+    proxy: ProxyUrl | None = None
+    """An HTTP proxy on the way to the URL. Unset: no proxy."""
+
+
+class WebhookSection(ServerSection):
     """A URL that takes alerts as JSON by POST."""
 
     url: Secret = Field()
@@ -104,23 +113,15 @@ class WebhookSection(Section):
     dot and the body."""
     headers: dict[str, Secret] = {}
     """Further headers, such as ``Authorization``."""
-    ca: Path | None = None
-    """Certificates (PEM) that sign the server's certificate. Unset: the certificates of the system."""
-    proxy: ProxyUrl | None = None
-    """An HTTP proxy on the way to the URL. Unset: no proxy."""
 
 
-class AlertmanagerSection(Section):
+class AlertmanagerSection(ServerSection):
     """An Alertmanager of Prometheus, by its API version 2."""
 
     url: str = Field(pattern=r"^https?://\S+$")
     """Such as ``http://127.0.0.1:9093``. If the Alertmanager's routes have a prefix, the URL contains the prefix."""
     token: Secret | None = None
     """A bearer token."""
-    ca: Path | None = None
-    """Certificates (PEM) that sign the server's certificate. Unset: the certificates of the system."""
-    proxy: ProxyUrl | None = None
-    """An HTTP proxy on the way to the URL. Unset: no proxy."""
 
 
 class TargetSection(Section):
@@ -182,7 +183,7 @@ class Webhook:
     repeats = False
 
     def __init__(self, section: WebhookSection, now_ms: Callable[[], int]) -> None:
-        self._section, self._server = section, _Server(section.ca, section.proxy)
+        self._section, self._server = section, _Server(section)
         self._now_ms = now_ms
 
     def deliver(self, notice: Notice) -> None:
@@ -207,7 +208,7 @@ class Alertmanager:
     repeats = True
 
     def __init__(self, section: AlertmanagerSection) -> None:
-        self._section, self._server = section, _Server(section.ca, section.proxy)
+        self._section, self._server = section, _Server(section)
 
     def deliver(self, notice: Notice) -> None:
         """Implements `Target.deliver`. An Alertmanager resolves alerts that it has not received again within
@@ -249,8 +250,8 @@ def _time_of(reply: Reply) -> int:
 class _Server:
     """Posts requests. The trusted certificates stay in memory, because reading them takes 30 ms."""
 
-    def __init__(self, ca: Path | None, proxy: SecretStr | None) -> None:
-        self._ca, self._proxy = ca, proxy
+    def __init__(self, section: ServerSection) -> None:
+        self._section = section
         self._context: ssl.SSLContext | None = None
 
     def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> Reply:
@@ -260,9 +261,9 @@ class _Server:
             DeliveryFailed: the request failed. The message names the host but not the rest of the URL.
         """
         if self._context is None:
-            self._context = _trusted(self._ca)
+            self._context = _trusted(self._section.ca)
         try:
-            with httpx.Client(verify=self._context, **way_of(self._proxy)) as client:
+            with httpx.Client(verify=self._context, **way_of(self._section.proxy)) as client:
                 reply = post(client, url, body, headers, TIMEOUT_S)
         except ExchangeFailed as exc:
             raise DeliveryFailed(str(exc)) from None

@@ -15,31 +15,34 @@ import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Annotated, Literal, Self, cast
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
-from center.serving.computed import ComputedValue
 from center.sinks.alert_conditions import Condition
 from center.sinks.alert_delivery import Outbox, with_alerts
-from center.sinks.alert_rules import Alert, AlertBook, AlertRule, Transition, ended
+from center.sinks.alert_rules import Alert, AlertBook, AlertRule, OnMissing, Transition, ended
 from center.sinks.alert_states import STATE, AlertsState, RuleState, TargetState
 from center.sinks.alert_targets import Notice, StatedAlert, TargetSection
-from center.sinks.base import SinkAnswer, SinkContext, SinkKind, SinkMemory, SinkQuery
+from center.sinks.base import SinkAnswer, SinkContext, SinkQuery
 from center.sinks.definitions import SinkDefinition, has_secret
+from center.sinks.kinds import BuiltInKind
 from edgewater.answers import Phase
-from edgewater.model.errors import EdgewaterError, InvalidConfig, InvalidInput
-from edgewater.model.streams import EdgeId
+from edgewater.base.errors import EdgewaterError, InvalidConfig, InvalidInput
+from edgewater.base.streams import EdgeId
+from edgewater.base.timestamps import rfc3339
+from edgewater.model.computed import ComputedValue
 from edgewater.model.syntax import parse_sql
-from edgewater.model.timestamps import rfc3339
 from edgewater.runtime.configuration import Duration, Section, refusal, validate
 from edgewater.wire import QueryRef
 
 MAX_ALERTS_IN_NOTICE = 500
-CLOSE_S = 1.0
-LOOK_MS = 1_000
+"""A limit of the size of a notice, which receivers accept as one body."""
+CLOSE_S = 1.0  # limit: time of a stop
+"""A limit of the time for which `close` waits for all deliveries together, in seconds."""
+LOOK_MS = 1_000  # limit: reads at rest
 """The time in ms between two looks for retired edges."""
-LEAVES_MS = 600_000
+LEAVES_MS = 600_000  # limit: work for a removed target
 """The longest time in ms for which a removed target is tried, in each process."""
 LEAST_STEP_MS = 1_000
 """The wall clock was set if its difference from the monotonic clock has changed by this."""
@@ -73,6 +76,10 @@ class RuleSection(Section):
     """An alert fires for each edge that is missing from an answer."""
     no_answer_for: Duration | None = Field(default=None, ge=1_000)
     """The alert fires if no answer to the query has arrived for this time."""
+    on_missing: OnMissing = "hold"
+    """What `certainly` and `possibly` do while edges are missing from an answer, for groups that may have records of
+    these edges. `hold`: an alert that fires goes on, and no other one begins, unless the condition is certain whatever
+    the edges have. `evaluate-others`: the records of the other edges decide. `fire`: the alert fires."""
     for_: Duration = Field(default=0, alias="for")
     """Event time for which the condition must hold in all windows."""
     phase: Phase | None = None
@@ -90,6 +97,8 @@ class RuleSection(Section):
         names = ("certainly", "possibly", "contract", "completeness_below", "edge", "no_answer_for")
         if sum(getattr(self, name) is not None for name in names) != 1:
             raise refusal(f"exactly one of {', '.join(names)}")
+        if self.on_missing != "hold" and self.certainly is None and self.possibly is None:
+            raise refusal("on_missing: hold, or one of certainly and possibly", "the rule has no condition on values")
         try:
             self.rule()
         except InvalidInput as exc:
@@ -114,7 +123,7 @@ class RuleSection(Section):
         return AlertRule(
             self.alert, self.query, condition, self.contract is not None, self.completeness_below,
             self.edge is not None, self.no_answer_for, self.for_, phase, self.labels, self.summary,
-            tuple(self.targets),
+            tuple(self.targets), self.on_missing,
         )  # fmt: skip
 
 
@@ -145,8 +154,9 @@ class AlertsConfig(Section):
 class AlertSink:
     """Evaluates rules and delivers notices. Implements `center.sinks.base.Sink`."""
 
-    def __init__(self, rules: Sequence[AlertRule], targets: Mapping[str, TargetSection], context: SinkContext) -> None:
-        self._rules, self._sections, self._context = rules, targets, context
+    def __init__(self, options: AlertsConfig, context: SinkContext) -> None:
+        self._rules, self._sections = [section.rule() for section in options.rules], options.targets
+        self._context = context
         self._book: AlertBook | None = None
         self._outboxes: dict[str, Outbox] = {}
         self._leaving: dict[str, Outbox] = {}
@@ -170,7 +180,7 @@ class AlertSink:
     def open(self, queries: Sequence[SinkQuery]) -> Mapping[QueryRef, int]:
         """Implements `Sink.open`."""
         self._queries |= {query.ref: query for query in queries}
-        stored, now_ms = self._memory.load([query.ref for query in queries]), self._context.now_ms()
+        stored, now_ms = self._context.memory.load([query.ref for query in queries]), self._context.now_ms()
         if self._book is None:
             state = AlertsState() if stored is None else STATE.validate_json(stored[1])
             self._book = AlertBook(self._rules, state.book, now_ms)
@@ -229,11 +239,6 @@ class AlertSink:
         return self._book
 
     @property
-    def _memory(self) -> SinkMemory:
-        assert self._context.memory is not None, "a process gives one"
-        return self._context.memory
-
-    @property
     def _boxes(self) -> dict[str, Outbox]:
         """The outboxes of all targets, also of removed targets."""
         return self._outboxes | self._leaving
@@ -263,7 +268,7 @@ class AlertSink:
             [stated(rules[a.rule], a, "pending" if a.fired_at_ms is None else "firing") for a in book.alerts],
             [_stated_rule(rule, book) for rule in rules.values()],
         )
-        self._memory.save(positions, STATE.dump_json(state).decode())
+        self._context.memory.save(positions, STATE.dump_json(state).decode())
 
     def _end_gone(self, now_ms: int, elapsed_ms: int) -> list[Transition]:
         catalog = self._context.catalog
@@ -421,7 +426,7 @@ def _free(name: str, taken: Collection[str]) -> str:
 
 def _stated_rule(rule: AlertRule, book: AlertBook) -> RuleState:
     """Returns a rule in the form of the API."""
-    alerts, window = book.alerts_of(rule.name), book.windows.get(rule.name)
+    alerts, window = book.by_rule[rule.name].values(), book.windows.get(rule.name)
     firing, problem = sum(alert.fired_at_ms is not None for alert in alerts), book.problems.get(rule.name)
     return {
         "rule": rule.name,
@@ -438,22 +443,10 @@ def _stated_rule(rule: AlertRule, book: AlertBook) -> RuleState:
     }
 
 
-class AlertsKind:
-    """The sink kind `alerts`."""
-
-    name = "alerts"
-    config = AlertsConfig
-    begin = "now"
-
-    def sink(self, options: AlertsConfig, context: SinkContext) -> AlertSink:
-        """Implements `SinkKind.sink`."""
-        return AlertSink([section.rule() for section in options.rules], options.targets, context)
-
-
-KIND = AlertsKind()
+KIND = BuiltInKind("alerts", AlertsConfig, f"{__name__}:AlertSink", "center", begin="now")
 
 
 def ending(name: str) -> SinkDefinition:
     """Returns the definition of a deleted sink. It has no rules and no targets, so its alerts end at all targets."""
     options = AlertsConfig.model_construct(rules=[], targets={})
-    return SinkDefinition(name, cast("SinkKind", KIND), options, frozenset(), Phase.EARLY, True, 0, {})
+    return SinkDefinition(name, KIND, options, frozenset(), Phase.EARLY, True, 0, {})

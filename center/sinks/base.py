@@ -17,12 +17,12 @@ from pydantic import BaseModel
 from center.catalog import Catalog
 from edgewater.answers import Facts, Phase
 from edgewater.answers.statement import Contract, Statement
-from edgewater.model.errors import StorageError
+from edgewater.base.errors import StorageError
+from edgewater.base.plugins import KindLoader
 from edgewater.model.json_types import Document, Group
-from edgewater.model.key_texts import OWN_COLUMNS
+from edgewater.model.own_columns import OWN_COLUMNS
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import query_key
-from edgewater.runtime.plugins import KindLoader
 from edgewater.wire import QueryRef
 
 GROUP = "edgewater.sinks"
@@ -62,6 +62,8 @@ class SinkAnswer:
         repeats: whether the sink was given the values before: it is a correction, and the corrected answer is not
             newer than the position of the query. A system that only adds rows gets no row of such an answer.
         stated: the typed part of the same: the facts of the answer, its error by cause, and its contract.
+        of_others: returns `rows` with the bounds of the records of the other edges, if edges are missing or have left.
+            None: the answer has all edges.
     """
 
     query: QueryRef
@@ -78,6 +80,7 @@ class SinkAnswer:
     data_id: int = 0
     repeats: bool = False
     stated: Statement = field(default=Statement(Facts(0, 0, 0.0), {}, Contract({})), repr=False)
+    of_others: Callable[[], pa.Table] | None = field(default=None, repr=False)
 
     @property
     def own_columns(self) -> dict[str, str]:
@@ -158,16 +161,23 @@ class Sink(Protocol):
         """Releases the resources that `open` has taken. Called once, also after a failure."""
 
 
-class SinkMemory(Protocol):
-    """Stores a state at the center, for sinks whose target cannot store positions.
+class SinkMemory:
+    """Stores a state, for sinks whose target cannot store positions. This class stores it until the process ends.
 
-    The epoch fences the state: a process that no longer runs the sink cannot write it.
+    A center stores it in its database. The epoch fences the state: a process that no longer runs the sink cannot write
+    it.
     """
+
+    def __init__(self) -> None:
+        self._positions: dict[QueryRef, int] = {}
+        self._state: str | None = None
 
     def load(self, queries: Iterable[QueryRef]) -> tuple[dict[QueryRef, int], str] | None:
         """Returns the positions of these queries and the state that `save` has stored, or None if nothing was
         stored.
         """
+        found = {ref: self._positions[ref] for ref in queries if ref in self._positions}
+        return None if self._state is None else (found, self._state)
 
     def save(self, positions: Mapping[QueryRef, int], state: str) -> None:
         """Stores positions and a state text durably, together. Positions of other queries stay.
@@ -175,6 +185,7 @@ class SinkMemory(Protocol):
         Raises:
             LeaseLost: another process runs the sink.
         """
+        self._positions, self._state = {**self._positions, **positions}, state
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +196,7 @@ class SinkContext:
         name: name of the sink.
         epoch: increases whenever another process takes over the sink. A target that can compare numbers refuses writes
             of an earlier epoch.
-        memory: stores a state at the center; None if there is no state, for example while a definition is only checked.
+        memory: stores a state at the center.
         now_ms: returns the wall time.
         monotonic: returns the seconds of a clock that nobody sets.
         catalog: the registered queries, the edges and the alarms of the center; None while a definition is only
@@ -197,7 +208,7 @@ class SinkContext:
 
     name: str
     epoch: int = 0
-    memory: SinkMemory | None = None
+    memory: SinkMemory = field(default_factory=SinkMemory)
     now_ms: Callable[[], int] = lambda: 0
     monotonic: Callable[[], float] = time.monotonic
     catalog: Catalog | None = None

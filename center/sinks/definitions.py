@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, SecretStr
 
 from center.sinks.base import KINDS, Sink, SinkContext, SinkKind
 from edgewater.answers import Phase
-from edgewater.model.errors import InvalidConfig, did_you_mean
+from edgewater.base.errors import InvalidConfig, did_you_mean
 from edgewater.model.json_types import Document
 from edgewater.model.measure import NAME, NAME_ACCEPTED
 from edgewater.runtime.configuration import Duration, Section, validate
@@ -150,11 +150,18 @@ def read_definitions(documents: Document, environ: Mapping[str, str] = os.enviro
     """Reads the mapping ``sinks`` of ``center.yaml``, and builds each sink once to check its options.
 
     Raises:
-        InvalidConfig: a definition is not valid.
+        InvalidConfig: definitions are not valid. The error names the faults of all of them.
     """
-    definitions = [read_definition(name, document, environ=environ) for name, document in documents.items()]
-    for definition in definitions:
-        definition.make(SinkContext(definition.name))
+    definitions, faults = list[SinkDefinition](), list[InvalidConfig]()
+    for name, document in documents.items():
+        try:
+            definitions.append(read_definition(name, document, environ=environ))
+            definitions[-1].make(SinkContext(name))
+        except InvalidConfig as exc:
+            faults.append(exc)
+    if faults:
+        faults[0].others += tuple(faults[1:])
+        raise faults[0]
     return definitions
 
 
@@ -162,9 +169,14 @@ def _validated(model: Any, document: Document, at: str, context: Document) -> An
     try:
         return validate(model, document, context)
     except InvalidConfig as exc:
-        path = f"{at}.{exc.field}" if exc.field else at
-        is_secret = any(exc.field == name or exc.field.endswith(f".{name}") for name in secrets_of(model))
-        raise InvalidConfig(path, "…" if is_secret else exc.value, exc.accepted, exc.reason) from None
+        secrets = secrets_of(model)
+
+        def at_path(fault: InvalidConfig) -> InvalidConfig:
+            path = f"{at}.{fault.field}" if fault.field else at
+            is_secret = any(fault.field == name or fault.field.endswith(f".{name}") for name in secrets)
+            return InvalidConfig(path, "…" if is_secret else fault.value, fault.accepted, fault.reason)
+
+        raise exc.changed(at_path) from None
 
 
 def secrets_of(model: type[BaseModel]) -> set[str]:

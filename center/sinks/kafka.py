@@ -20,18 +20,20 @@ from confluent_kafka.cimpl import NewTopic
 from center.sinks.base import SinkAnswer, SinkContext, SinkQuery
 from center.sinks.kinds import KafkaSinkConfig
 from edgewater.answers.cells import plain
-from edgewater.model.errors import StorageError
+from edgewater.base.errors import StorageError
+from edgewater.base.timestamps import rfc3339
 from edgewater.model.json_types import Document, Json
-from edgewater.model.key_texts import own_names
+from edgewater.model.own_columns import own_names
 from edgewater.model.registered_query import query_key
 from edgewater.model.table_texts import list_texts, plain_key
-from edgewater.model.timestamps import rfc3339
 from edgewater.wire import QueryRef
 
-TIMEOUT_S = 10.0
-CLOSE_S = 1.0
+TIMEOUT_S = 10.0  # limit: the wait for a broker
+"""A limit of each call. A sink that waits longer is closed and opened again."""
+CLOSE_S = 1.0  # limit: time of a stop
 """How long `close` waits for the broker, in seconds, once to abort a transaction and once for its messages."""
-QUEUED = 200_000
+QUEUED = 200_000  # limit: memory of a sink
+"""Messages that wait in librdkafka: a limit of the memory of the sink."""
 POSITIONS = ".positions"
 """Suffix of the topic that has the positions of sinks."""
 Setting: TypeAlias = str | int | float | bool | Callable[[confluent_kafka.KafkaError], None]
@@ -209,43 +211,47 @@ class KafkaSink:
 
     def _messages(self, answer: SinkAnswer) -> Iterator[tuple[str, str | None]]:
         """Yields key and value of messages: tombstones of removed groups, the groups of a window, and the statement."""
-        window: dict[str, Json] = {"query": answer.query.name, "version": answer.query.version,
-                  "window_start": rfc3339(answer.window_start_ms)}  # fmt: skip
-        types = {field.name: _connect_type(field.type) for field in answer.rows.schema}
+        window: dict[str, Json] = {
+            "query": answer.query.name,
+            "version": answer.query.version,
+            "window_start": rfc3339(answer.window_start_ms),
+        }
+        types = {field.name: _CONNECT.get(str(field.type), "string") for field in answer.rows.schema}
         for group in answer.removed():
             yield _key({**window, "group": {name: plain_key(value) for name, value in group.items()}}), None
         names = own_names((*answer.group_columns, *answer.measure_columns))
-        query, version = names["query"], names["version"]
-        own: dict[str, Json] = {
-            query: answer.query.name,
-            version: answer.query.version,
+        own: Document = {
+            names["query"]: answer.query.name,
+            names["version"]: answer.query.version,
             names["data_of"]: answer.data_of,
         }
-        own_types = {query: "string", version: "int64", names["data_of"]: "int64"}
+        types |= dict.fromkeys((names["version"], names["data_of"]), "int64")
         for row in _rows(answer.rows, answer.group_columns):
             key = _key({**window, "group": {name: row[name] for name in answer.group_columns}})
-            yield key, self._value({**own, **row}, {**own_types, **types})
-        statement: Document = {**window, "window_end": rfc3339(answer.window_end_ms), "data_of": answer.data_of,
-                     "statement": json.dumps(answer.statement)}  # fmt: skip
-        strings: dict[str, str] = dict.fromkeys(statement, "string")
-        yield _key(window), self._value(statement, {**strings, "version": "int64", "data_of": "int64"})
+            yield key, self._value({**own, **row}, types)
+        statement: Document = {
+            **window,
+            "window_end": rfc3339(answer.window_end_ms),
+            "data_of": answer.data_of,
+            "statement": json.dumps(answer.statement),
+        }
+        yield _key(window), self._value(statement, {"version": "int64", "data_of": "int64"})
 
     def _value(self, payload: Document, types: Mapping[str, str]) -> str:
+        """Returns the JSON of a value. Columns without a type are texts."""
         if self._options.format == "json":
             return json.dumps(payload, separators=(",", ":"))
         # A key that is not finite is a text in JSON: null is another key.
         named = {name for name, value in payload.items() if isinstance(value, str)}
-        fields = [{"field": n, "type": "string" if n in named else types[n], "optional": True} for n in payload]
+        fields = [
+            {"field": n, "type": "string" if n in named else types.get(n, "string"), "optional": True} for n in payload
+        ]
         schema = {"type": "struct", "name": "edgewater.answer", "optional": False, "fields": fields}
         return json.dumps({"schema": schema, "payload": payload}, separators=(",", ":"))
 
 
 def _key(parts: Document) -> str:
     return json.dumps(parts, sort_keys=True, separators=(",", ":"))
-
-
-def _connect_type(kind: pa.DataType) -> str:
-    return _CONNECT.get(str(kind), "string")
 
 
 def _rows(rows: pa.Table, keys: Sequence[str]) -> Iterator[dict[str, Json]]:

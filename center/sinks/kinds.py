@@ -1,5 +1,5 @@
-"""The kinds of sinks in this package, and the configuration keys of each kind. A kind imports its library at the first
-use.
+"""The kinds of sinks in this package, and the configuration keys of each kind. A kind imports its sink, and so the
+library of the sink, at the first use.
 """
 
 from __future__ import annotations
@@ -8,24 +8,49 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import BaseModel, Field, ValidationInfo, field_validator
 
 from center.sinks.base import Sink, SinkContext
-from edgewater.model.errors import InvalidConfig, installation
+from edgewater.base.errors import InvalidConfig, installation
 from edgewater.model.key_texts import label_names
 from edgewater.runtime.configuration import ProxyUrl, Secret, Section, read_secret, refusal
 from edgewater.runtime.kafka_properties import require_allowed
-from edgewater.wire import QueryRef
 
 FILES_WAIT_MS = 300_000
 """The time in ms for which sinks that write files collect answers."""
 
 
-def _missing(kind: str, extra: str, exc: ImportError) -> InvalidConfig:
-    return InvalidConfig("kind", kind, f"another kind, or {installation(extra)}", str(exc))
+@dataclass(slots=True)
+class BuiltInKind:
+    """A kind of sinks of this package. Implements `center.sinks.base.SinkKind`.
+
+    Attributes:
+        target: module and name of the sink, or of a function that returns it. Its arguments are valid options and the
+            context.
+        extra: the extra of this package that installs the library.
+    """
+
+    name: str
+    config: type[BaseModel]
+    target: str
+    extra: str
+    min_phase: str = "early"
+    begin: str = "beginning"
+    batch_ms: int = 0
+
+    def sink(self, options: Any, context: SinkContext) -> Sink:
+        """Implements `SinkKind.sink`."""
+        try:
+            sink: Sink = resolve_name(self.target)(options, context)
+        except ImportError as exc:
+            accepted = f"another kind, or {installation(self.extra)}"
+            raise InvalidConfig("kind", self.name, accepted, str(exc)) from exc
+        return sink
 
 
 class PostgresConfig(Section):
@@ -35,31 +60,6 @@ class PostgresConfig(Section):
     """``postgresql://user:password@host/database``, with libpq's parameters such as ``?sslmode=verify-full``."""
     db_schema: str = Field(default="edgewater", min_length=1, max_length=63, alias="schema")
     """The schema of all tables and views. It is created if it is missing."""
-
-
-class PostgresKind:
-    """The sink kind `postgres`."""
-
-    name = "postgres"
-    config = PostgresConfig
-
-    def sink(self, options: PostgresConfig, context: SinkContext) -> Sink:
-        """Implements `SinkKind.sink`."""
-        try:
-            import psycopg
-
-            from center.sinks.postgresql import PostgresSink
-        except ImportError as exc:
-            raise _missing(self.name, "postgres", exc) from exc
-        url, accepted = options.url.get_secret_value(), "postgresql://user:password@host/database"
-        # libpq's messages quote the text that libpq cannot read. This text may be a part of the password.
-        try:
-            parts = psycopg.conninfo.conninfo_to_dict(url)
-        except psycopg.ProgrammingError:
-            raise InvalidConfig("url", "…", accepted, "libpq cannot read it") from None
-        if "@" in str(parts.get("host")) or not re.fullmatch(r"[\d,]*", str(parts.get("port") or "")):
-            raise InvalidConfig("url", "…", f"{accepted}, with %40 for @ and %2F for / in the password")
-        return PostgresSink(url, options.db_schema, context)
 
 
 _SECRET_PROPERTY = re.compile(r"password|secret|\.pem$|^sasl\.oauthbearer\.config$")
@@ -107,22 +107,7 @@ class KafkaSinkConfig(Section):
         return properties
 
 
-class KafkaKind:
-    """The sink kind `kafka`."""
-
-    name = "kafka"
-    config = KafkaSinkConfig
-
-    def sink(self, options: KafkaSinkConfig, context: SinkContext) -> Sink:
-        """Implements `SinkKind.sink`."""
-        try:
-            from center.sinks.kafka import KafkaSink
-        except ImportError as exc:
-            raise _missing(self.name, "kafka", exc) from exc
-        return KafkaSink(options, context)
-
-
-class RemoteWriteConfig(Section):
+class RemoteWriteSinkConfig(Section):
     """The keys of a sink of the kind `remote_write`."""
 
     url: str = Field(pattern=r"^https?://\S+$")
@@ -148,44 +133,12 @@ class RemoteWriteConfig(Section):
         return labels
 
 
-class RemoteWriteKind:
-    """The sink kind `remote_write`."""
-
-    name = "remote_write"
-    config = RemoteWriteConfig
-    min_phase = "final"
-    begin = "now"
-
-    def sink(self, options: RemoteWriteConfig, context: SinkContext) -> Sink:
-        """Implements `SinkKind.sink`."""
-        try:
-            from center.sinks.remote_write import RemoteWriteSink
-        except ImportError as exc:
-            raise _missing(self.name, "remote-write", exc) from exc
-        return RemoteWriteSink(options, context)
-
-
 class ParquetConfig(Section):
     """The keys of a sink of the kind `parquet`."""
 
     path: Path
     """Directory of the files. A file is ``{query}_v{version}/day={day}/answers-{first}-{last}.parquet``, with the ids
     of its first and last answer."""
-
-
-class ParquetKind:
-    """The sink kind `parquet`."""
-
-    name = "parquet"
-    config = ParquetConfig
-    min_phase = "final"
-    batch_ms = FILES_WAIT_MS
-
-    def sink(self, options: ParquetConfig, context: SinkContext) -> Sink:
-        """Implements `SinkKind.sink`."""
-        from center.sinks.lake import LakeSink, ParquetFiles
-
-        return LakeSink(lambda query, name: ParquetFiles(options.path / name, query, context))
 
 
 class DeltaConfig(Section):
@@ -195,30 +148,6 @@ class DeltaConfig(Section):
     """Directory or URL, such as ``s3://bucket/answers``, that contains a table per query and version."""
     options: dict[str, Secret] = {}
     """Options of the storage, such as ``AWS_ACCESS_KEY_ID``."""
-
-
-class DeltaKind:
-    """The sink kind `delta`."""
-
-    name = "delta"
-    config = DeltaConfig
-    min_phase = "final"
-    batch_ms = FILES_WAIT_MS
-
-    def sink(self, options: DeltaConfig, context: SinkContext) -> Sink:
-        """Implements `SinkKind.sink`."""
-        try:
-            import deltalake  # noqa: F401
-        except ImportError as exc:
-            raise _missing(self.name, "delta", exc) from exc
-        from center.sinks.lake import DeltaAnswers, LakeSink
-
-        storage = {name: value.get_secret_value() for name, value in options.options.items()}
-
-        def table(query: QueryRef, name: str) -> DeltaAnswers:
-            return DeltaAnswers(f"{options.path.rstrip('/')}/{name}", query, context, storage)
-
-        return LakeSink(table)
 
 
 class IcebergConfig(Section):
@@ -232,33 +161,12 @@ class IcebergConfig(Section):
     """The namespace of the tables. It is created if it is missing."""
 
 
-class IcebergKind:
-    """The sink kind `iceberg`."""
-
-    name = "iceberg"
-    config = IcebergConfig
-    min_phase = "final"
-    batch_ms = FILES_WAIT_MS
-
-    def sink(self, options: IcebergConfig, context: SinkContext) -> Sink:
-        """Implements `SinkKind.sink`."""
-        try:
-            from pyiceberg.catalog import load_catalog
-        except ImportError as exc:
-            raise _missing(self.name, "iceberg", exc) from exc
-        from center.sinks.lake import IcebergAnswers, LakeSink
-
-        properties = {name: value.get_secret_value() for name, value in options.catalog.items()}
-        catalogs: list[Any] = []
-
-        def table(query: QueryRef, name: str) -> IcebergAnswers:
-            if not catalogs:
-                catalogs.append(load_catalog(options.name, **properties))
-                catalogs[0].create_namespace_if_not_exists(options.namespace)
-            return IcebergAnswers(catalogs[0], (options.namespace, name), query, context)
-
-        return LakeSink(table)
-
-
-POSTGRES, KAFKA, REMOTE_WRITE = PostgresKind(), KafkaKind(), RemoteWriteKind()
-PARQUET, DELTA, ICEBERG = ParquetKind(), DeltaKind(), IcebergKind()
+_AT = "center.sinks"
+POSTGRES = BuiltInKind("postgres", PostgresConfig, f"{_AT}.postgresql:PostgresSink", "postgres")
+KAFKA = BuiltInKind("kafka", KafkaSinkConfig, f"{_AT}.kafka:KafkaSink", "kafka")
+REMOTE_WRITE = BuiltInKind(
+    "remote_write", RemoteWriteSinkConfig, f"{_AT}.remote_write:RemoteWriteSink", "remote-write", "final", begin="now"
+)
+PARQUET = BuiltInKind("parquet", ParquetConfig, f"{_AT}.lake:parquet", "center", "final", batch_ms=FILES_WAIT_MS)
+DELTA = BuiltInKind("delta", DeltaConfig, f"{_AT}.lake:delta", "delta", "final", batch_ms=FILES_WAIT_MS)
+ICEBERG = BuiltInKind("iceberg", IcebergConfig, f"{_AT}.lake:iceberg", "iceberg", "final", batch_ms=FILES_WAIT_MS)

@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
@@ -28,9 +28,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from center.sinks.base import SinkAnswer, SinkContext, SinkQuery
-from edgewater.model.errors import StorageError
-from edgewater.model.key_texts import OWN_COLUMNS, own_names
-from edgewater.model.number_columns import fitted
+from center.sinks.kinds import DeltaConfig, IcebergConfig, ParquetConfig
+from edgewater.base.errors import StorageError
+from edgewater.base.number_columns import fitted
+from edgewater.model.own_columns import OWN_COLUMNS, own_names
 from edgewater.model.table_texts import json_text, list_texts
 from edgewater.wire import QueryRef
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 DAY = "day"
 """The column with the UTC day on which a window begins. Tables are partitioned by this column. If a group or a measure
 has the same name, this column has another name (`own_names`)."""
-_ADDED = 2
+_ADDED = 2  # format: of the tables
 """Columns before the columns of answers: `DAY` and the id of the answer."""
 MARK = "_edgewater.json"
 """The file that names the center and the sink. Readers of Parquet ignore names that begin with ``_``."""
@@ -186,7 +187,7 @@ def _rows(answers: Sequence[SinkAnswer], schema: pa.Schema) -> pa.Table:
                 continue
             column = answer.rows.column(field.name)
             columns.append(list_texts(column) if pa.types.is_list(column.type) else fitted(column, field))
-        day = pc.strftime(columns[OWN_COLUMNS.index("window_start")], format="%Y-%m-%d")
+        day = pc.strftime(columns[list(OWN_COLUMNS).index("window_start")], format="%Y-%m-%d")
         answer_id = pa.repeat(pa.scalar(answer.answer_id, pa.int64()), rows)
         tables.append(pa.table([day, answer_id, *columns], schema=_named(target)))
     return pa.concat_tables(tables)
@@ -260,17 +261,31 @@ class ParquetFiles:
             raise StorageError(f"{directory / name}: {exc.strerror}") from exc
 
 
-class DeltaAnswers:
+class _MarkedTable:
+    """A table whose properties name the center and the sink that write it."""
+
+    def __init__(self, place: str, query: QueryRef, context: SinkContext) -> None:
+        self._place, self._query, self._context = place, query, context
+        self._mark = {CENTER: str(context.center), SINK: context.name}
+        self._table: Any = None
+
+    def _require_own(self, properties: Mapping[str, str], last: int | None) -> None:
+        """Checks the properties. A table of release 0.3 has the last answer of a sink, but no properties."""
+        center = int(properties[CENTER]) if CENTER in properties else None
+        unnamed = "" if last is None else self._context.name
+        sink = properties[SINK] if center is not None else unnamed
+        self._context.require_own(self._place, self._query, center, sink)
+
+
+class DeltaAnswers(_MarkedTable):
     """A table of Delta Lake. Its properties name the writer, and a transaction has the id of the last answer.
 
     A commit fails if another writer has committed since the table was read. So no answer is appended twice.
     """
 
     def __init__(self, uri: str, query: QueryRef, context: SinkContext, options: Mapping[str, str]) -> None:
-        self._uri, self._query, self._context = uri, query, context
+        super().__init__(uri, query, context)
         self._options = dict(options) or None
-        self._mark = {CENTER: str(context.center), SINK: context.name}
-        self._table: Any = None
 
     def last_answer(self) -> int | None:
         """Implements `LakeTable.last_answer`."""
@@ -278,8 +293,8 @@ class DeltaAnswers:
 
         if self._table is not None:
             self._table.update_incremental()
-        elif DeltaTable.is_deltatable(self._uri, self._options):
-            self._table = DeltaTable(self._uri, storage_options=self._options)
+        elif DeltaTable.is_deltatable(self._place, self._options):
+            self._table = DeltaTable(self._place, storage_options=self._options)
         else:
             return None
         properties = self._table.metadata().configuration
@@ -288,7 +303,7 @@ class DeltaAnswers:
         else:
             last = self._table.transaction_version(f"edgewater sink {self._context.name}")
         if last is not None or self._table.version() or CENTER in properties:
-            _require_own(self._context, self._uri, self._query, properties, last)
+            self._require_own(properties, last)
         if self._mark.items() - properties.items():
             commit = self._commit(last)
             self._table.alter.set_table_properties(self._mark, raise_if_not_exists=False, commit_properties=commit)
@@ -299,7 +314,7 @@ class DeltaAnswers:
         from deltalake import DeltaTable, write_deltalake
 
         self._table = self._table or DeltaTable.create(
-            self._uri, rows.schema, partition_by=rows.schema.names[:1], storage_options=self._options,
+            self._place, rows.schema, partition_by=rows.schema.names[:1], storage_options=self._options,
             configuration=self._mark, raise_if_key_not_exists=False,
         )  # fmt: skip
         commit = self._commit(last)
@@ -311,14 +326,12 @@ class DeltaAnswers:
         return CommitProperties(app_transactions=None if last is None else [Transaction(ANSWER, last)])
 
 
-class IcebergAnswers:
+class IcebergAnswers(_MarkedTable):
     """A table of Iceberg. Its properties name the writer, and each snapshot has the id of its last answer."""
 
     def __init__(self, catalog: Any, name: tuple[str, str], query: QueryRef, context: SinkContext) -> None:
-        self._catalog, self._name, self._query, self._context = catalog, name, query, context
-        self._mark = {CENTER: str(context.center), SINK: context.name}
-        self._table: Any = None
-        self._is_prepared = False
+        super().__init__(".".join(name), query, context)
+        self._catalog, self._name, self._is_prepared = catalog, name, False
 
     def last_answer(self) -> int | None:
         """Implements `LakeTable.last_answer`."""
@@ -333,7 +346,7 @@ class IcebergAnswers:
         if last is None and ANSWER in properties:
             last = int(properties[ANSWER])  # the snapshots are expired
         if self._table.current_snapshot() is not None or CENTER in properties:
-            _require_own(self._context, ".".join(self._name), self._query, properties, last)
+            self._require_own(properties, last)
         if self._mark.items() - properties.items():
             with self._table.transaction() as transaction:
                 transaction.set_properties({**self._mark, **({} if last is None else {ANSWER: str(last)})})
@@ -365,13 +378,32 @@ class IcebergAnswers:
         return None
 
 
-def _require_own(
-    context: SinkContext, target: str, query: QueryRef, properties: Mapping[str, str], last: int | None
-) -> None:
-    """Checks the properties of a table. A table of release 0.3 has the last answer of a sink, but no properties."""
-    center = int(properties[CENTER]) if CENTER in properties else None
-    unnamed = "" if last is None else context.name
-    context.require_own(target, query, center, properties[SINK] if center is not None else unnamed)
+def parquet(options: ParquetConfig, context: SinkContext) -> LakeSink:
+    """Returns the sink that writes files."""
+    return LakeSink(lambda query, name: ParquetFiles(options.path / name, query, context))
+
+
+def delta(options: DeltaConfig, context: SinkContext) -> LakeSink:
+    """Returns the sink that writes tables of Delta Lake. Raises ImportError if its library is missing."""
+    import deltalake  # noqa: F401  # the tables import it later
+
+    storage = {name: value.get_secret_value() for name, value in options.options.items()}
+    base = options.path.rstrip("/")
+    return LakeSink(lambda query, name: DeltaAnswers(f"{base}/{name}", query, context, storage))
+
+
+def iceberg(options: IcebergConfig, context: SinkContext) -> LakeSink:
+    """Returns the sink that writes tables of Iceberg. Raises ImportError if its library is missing."""
+    from pyiceberg.catalog import load_catalog
+
+    @cache
+    def catalog() -> Any:
+        properties = {name: value.get_secret_value() for name, value in options.catalog.items()}
+        loaded = load_catalog(options.name, **properties)
+        loaded.create_namespace_if_not_exists(options.namespace)
+        return loaded
+
+    return LakeSink(lambda query, name: IcebergAnswers(catalog(), (options.namespace, name), query, context))
 
 
 def table_name(ref: QueryRef) -> str:

@@ -29,11 +29,12 @@ import pyarrow.csv
 from psycopg import sql
 
 from center.sinks.base import SinkAnswer, SinkContext, SinkQuery
-from edgewater.model.errors import StorageError
+from center.sinks.kinds import PostgresConfig
+from edgewater.base.errors import InvalidConfig, StorageError
+from edgewater.base.timestamps import rfc3339
 from edgewater.model.json_types import Document
-from edgewater.model.key_texts import own_names
+from edgewater.model.own_columns import own_names
 from edgewater.model.table_texts import list_texts, to_json
-from edgewater.model.timestamps import rfc3339
 from edgewater.wire import QueryRef
 
 MAX_NAME_BYTES = 63
@@ -61,7 +62,7 @@ _WINDOW_COLUMNS = {
     "revision": "bigint", "phase": "text", "completeness": "double precision", "given_at": "timestamptz",
     "contract": "text", "statement": "jsonb",
 }  # fmt: skip
-KEY = 3
+KEY = 3  # format: of the tables
 """The number of columns of the primary key of windows, which come first."""
 _NUMBERS = ("bigint", "double precision", "numeric")
 """Types of numbers. All values of the others fit into the last type."""
@@ -76,15 +77,16 @@ class PostgresSink:
     """Writes answers to one schema of a database. Implements `center.sinks.base.Sink`.
 
     Args:
-        url: a URL that libpq accepts.
-        schema: the name of the schema.
         context: has the center, the name and the epoch, which are stored with the positions.
+
+    Raises:
+        InvalidConfig: libpq does not accept the URL.
     """
 
-    def __init__(self, url: str, schema: str, context: SinkContext) -> None:
-        self._url, self._schema, self._context = url, schema, context
+    def __init__(self, options: PostgresConfig, context: SinkContext) -> None:
+        self._server, self._schema, self._context = _server(options), options.db_schema, context
         names = {"marks": MARKS, "positions": POSITIONS, "windows": WINDOWS}
-        self._own = {key: sql.Identifier(schema, name) for key, name in names.items()}
+        self._own = {key: sql.Identifier(self._schema, name) for key, name in names.items()}
         self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
         self._tables: dict[QueryRef, _Table] = {}
 
@@ -92,11 +94,7 @@ class PostgresSink:
         """Implements `Sink.open`. Raises StorageError."""
         with _stated():
             if self._connection is None or self._connection.closed:
-                given: dict[str, Any] = {
-                    **CONNECTION,
-                    **psycopg.conninfo.conninfo_to_dict(self._url),
-                    "client_encoding": "utf8",
-                }
+                given: dict[str, Any] = {**CONNECTION, **self._server, "client_encoding": "utf8"}
                 # A raw cursor, because the others read a `%` in a name as a placeholder.
                 self._connection = psycopg.connect(**given, prepare_threshold=None, cursor_factory=psycopg.RawCursor)
         with self._transaction() as cursor:
@@ -230,6 +228,18 @@ class PostgresSink:
             ).format(arrays=sql.SQL(", ".join(arrays[:KEY])), **self._own)
             cursor.execute(statement, columns[:KEY])
         return {(QueryRef(name, version), start) for name, version, start in written}
+
+
+def _server(options: PostgresConfig) -> dict[str, str | int | None]:
+    accepted = "postgresql://user:password@host/database"
+    # libpq's messages quote the text that libpq cannot read. This text may be a part of the password.
+    try:
+        parts = psycopg.conninfo.conninfo_to_dict(options.url.get_secret_value())
+    except psycopg.ProgrammingError:
+        raise InvalidConfig("url", "…", accepted, "libpq cannot read it") from None
+    if "@" in str(parts.get("host")) or not re.fullmatch(r"[\d,]*", str(parts.get("port") or "")):
+        raise InvalidConfig("url", "…", f"{accepted}, with %40 for @ and %2F for / in the password")
+    return parts
 
 
 class _View:

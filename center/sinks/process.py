@@ -18,11 +18,11 @@ from center.sinks.alert_states import AlertCollector, saved_states
 from center.sinks.definitions import SinkDefinition, read_definition
 from center.sinks.runner import LOOK_MS, SinkRunner
 from center.sinks.store import SinkStatus, SinkStore
-from edgewater.model.errors import EdgewaterError, InvalidConfig
-from edgewater.model.streams import EdgeId
+from edgewater.base.errors import EdgewaterError, InvalidConfig
+from edgewater.base.streams import EdgeId
 from edgewater.runtime.tasks import Tasks
 
-END_S = 0.2
+END_S = 0.2  # limit: how long other sinks wait
 """The longest time in seconds for which the end of a changed sink may delay other sinks. If a sink takes longer to end,
 it is started again after its end."""
 log = logging.getLogger(__name__)

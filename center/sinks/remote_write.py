@@ -16,19 +16,21 @@ import cramjam
 import httpx
 import numpy as np
 
-from center.sinks.base import SinkAnswer, SinkContext, SinkMemory, SinkQuery
-from center.sinks.kinds import RemoteWriteConfig
-from edgewater.model.errors import StorageError
-from edgewater.model.float_bounds import side_of
+from center.sinks.base import SinkAnswer, SinkContext, SinkQuery
+from center.sinks.kinds import RemoteWriteSinkConfig
+from edgewater.base.errors import StorageError
+from edgewater.base.float_bounds import side_of
+from edgewater.base.number_columns import float_column, is_number
+from edgewater.base.timestamps import rfc3339
 from edgewater.model.key_texts import key_text, label_names
-from edgewater.model.number_columns import float_column, is_number
+from edgewater.model.own_columns import OWN_COLUMNS
 from edgewater.model.registered_query import query_key
-from edgewater.model.timestamps import rfc3339
 from edgewater.runtime.http_exchange import ExchangeFailed, post, way_of
 from edgewater.wire import QueryRef
 from edgewater.wire import remote_write_pb2 as pb
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 30.0  # limit: the wait for a receiver
+"""A limit of each step of a request. A sink that waits longer is closed and opened again."""
 REFUSING = frozenset({400, 409, 413, 422})
 """HTTP status codes of a receiver that will not accept the same samples later."""
 HEADERS = {
@@ -44,7 +46,7 @@ class RemoteWriteSink:
     newest samples are sent again, and a receiver accepts a repetition of its newest samples.
     """
 
-    def __init__(self, options: RemoteWriteConfig, context: SinkContext) -> None:
+    def __init__(self, options: RemoteWriteSinkConfig, context: SinkContext) -> None:
         self._options, self._context = options, context
         self._client: httpx.Client | None = None
         self._written = set[int]()
@@ -53,7 +55,7 @@ class RemoteWriteSink:
     def open(self, queries: Sequence[SinkQuery]) -> Mapping[QueryRef, int]:
         """Implements `Sink.open`."""
         self._client = self._client or httpx.Client(**way_of(self._options.proxy))
-        stored = self._memory.load([query.ref for query in queries])
+        stored = self._context.memory.load([query.ref for query in queries])
         if stored is None:
             return {}
         self._written = set(json.loads(stored[1]).get("written", ()))
@@ -80,13 +82,8 @@ class RemoteWriteSink:
         if client is not None:
             client.close()
 
-    @property
-    def _memory(self) -> SinkMemory:
-        assert self._context.memory is not None, "a process gives one"
-        return self._context.memory
-
     def _save(self, positions: Mapping[QueryRef, int]) -> None:
-        self._memory.save(positions, json.dumps({"written": sorted(self._written)}))
+        self._context.memory.save(positions, json.dumps({"written": sorted(self._written)}))
 
     def _send(self, series: Sequence[bytes]) -> str:
         """Sends samples. Returns why the receiver will never accept them, or an empty text."""
@@ -107,7 +104,8 @@ class RemoteWriteSink:
         common = {"query": answer.query.name, "version": str(answer.query.version), **self._options.labels}
         names = label_names(answer.group_columns, {*common, "__name__"})
         labels = [dict(zip(names, row, strict=True)) for row in zip(*groups, strict=True)]
-        columns = [answer.own_columns["completeness"], *answer.measure_columns]
+        own = [answer.own_columns[name] for name, column in OWN_COLUMNS.items() if column.is_series]
+        columns = [*own, *answer.measure_columns]
         columns = [name for name in columns if is_number(answer.rows.column(name).type)]
         metrics = label_names([f"{answer.query.name}_{name}" for name in columns])
         for name, metric in zip(columns, metrics, strict=True):

@@ -18,35 +18,38 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
+import pyarrow as pa
+
 from center.catalog import Catalog
 from center.results import AnswerReader, AnswerRecord, LeaseLost
 from center.serving.answer_tables import empty_table, has_types, stated_answer
 from center.sinks.base import Sink, SinkAnswer, SinkQuery
 from center.sinks.definitions import SinkDefinition, masked
 from center.sinks.store import SinkStatus, SinkStore, WaitingQuery
-from edgewater.model.errors import EdgewaterError, StorageError, UnsupportedVersion, plain
+from edgewater.answers import Cause
+from edgewater.base.errors import EdgewaterError, StorageError, UnsupportedVersion, plain
+from edgewater.base.streams import EdgeId
+from edgewater.base.timestamps import rfc3339
 from edgewater.model.json_types import Group
 from edgewater.model.registered_query import RegisteredQuery, query_key
-from edgewater.model.streams import EdgeId
-from edgewater.model.timestamps import rfc3339
 from edgewater.wire import QueryRef
 
 log = logging.getLogger(__name__)
 
-LEASE_MS = 3_000
-POLL_S = 0.1
-STANDBY_S = 1.0
-RENEW_MS = 1_000
-LOOK_MS = 1_000
+LEASE_MS = 3_000  # limit: time of a takeover
+POLL_S = 0.1  # limit: reads at rest
+STANDBY_S = 1.0  # limit: reads at rest
+RENEW_MS = 1_000  # limit: writes at rest
+LOOK_MS = 1_000  # limit: reads at rest
 """The time in ms between two reads of the queries, and between two checks of a sink that does not run."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # limit: attempts while a target fails
 MAX_ANSWERS = 500
 """The most answers in a page."""
-PAGE_BYTES = 16 << 20
+PAGE_BYTES = 16 << 20  # limit: memory of a page
 """A page ends when its answers have this number of bytes of merged data."""
-ALARM_FAILURES = 2
+ALARM_FAILURES = 2  # limit: number of alarms
 """Number of consecutive failures that raises an alarm. One lost connection raises no alarm."""
-PARTIAL_MS = 60_000
+PARTIAL_MS = 60_000  # limit: number of alarms
 """The time in ms for which a part of a sink, such as one target of alerts, may fail before an alarm is raised."""
 MAX_STATED = 5
 """The most failing queries that the problem of a sink names. `SinkStatus.waiting` has all of them."""
@@ -54,27 +57,14 @@ MAX_REVISIONS = 20
 """The most earlier revisions whose groups are compared with the groups of the newest revision."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadQuery:
-    """A query whose answers are read for a sink."""
-
-    registered: RegisteredQuery
-    of_sink: SinkQuery
-
-    def typed(self, catalog: Catalog) -> ReadQuery:
-        """Returns the query with the types of its answers. Called when the query has answers."""
-        return self if self.of_sink.is_typed else read_query(self.registered, catalog, has_answers=True)
-
-
-def read_query(query: RegisteredQuery, catalog: Catalog, *, has_answers: bool = False) -> ReadQuery:
+def read_query(query: RegisteredQuery | SinkQuery, catalog: Catalog, *, has_answers: bool = False) -> SinkQuery:
     """Returns a query in the form that sinks get.
 
     Args:
         has_answers: whether the query has answers. The catalog then has all the types of its columns that it will get.
     """
     is_typed = has_answers or has_types(catalog, query.spec)
-    schema = empty_table(catalog, query.spec).schema
-    return ReadQuery(query, SinkQuery(query.ref, query.spec, schema, is_typed))
+    return SinkQuery(query.ref, query.spec, empty_table(catalog, query.spec).schema, is_typed)
 
 
 @dataclass(slots=True)
@@ -92,7 +82,7 @@ class _Progress:
         pause_ms: the time from `tried_ms` until the query is tried again.
     """
 
-    query: ReadQuery
+    query: SinkQuery
     has: int
     replay_after: int | None = None
     is_known: bool = False
@@ -256,7 +246,7 @@ class SinkRunner:
     def _open(self, refs: Sequence[QueryRef]) -> None:
         """Opens queries, and reads their positions. A query that lacks answers begins to wait."""
         assert self._sink is not None
-        stored = dict(self._sink.open([self._queries[ref].query.of_sink for ref in refs]))
+        stored = dict(self._sink.open([self._queries[ref].query for ref in refs]))
         self._opened |= set(refs)
         if replayed := {ref: after for ref in refs if (after := self._queries[ref].replay_after) is not None}:
             self._sink.write([], replayed)
@@ -284,16 +274,18 @@ class SinkRunner:
 
     def _open_needed(self, refs: Iterable[QueryRef]) -> None:
         """Opens the queries that are not open, or that were opened without the types of their answers."""
-        needed = [r for r in refs if r not in self._opened or not self._queries[r].query.of_sink.is_typed]
+        needed = [r for r in refs if r not in self._opened or not self._queries[r].query.is_typed]
         if needed:
             for ref in needed:
-                self._queries[ref].query = self._queries[ref].query.typed(self._catalog)
+                each = self._queries[ref]
+                if not each.query.is_typed:
+                    each.query = read_query(each.query, self._catalog, has_answers=True)
             self._open(needed)
             self._follow()
 
     def _follow(self) -> None:
         if (follow := getattr(self._sink, "follow", None)) is not None:
-            follow([each.query.of_sink for each in self._queries.values()])
+            follow([each.query for each in self._queries.values()])
 
     def _reopen(self) -> None:
         """Opens a new sink after a failure, without a query.
@@ -434,7 +426,7 @@ class SinkRunner:
         answer = replace(sink_answer(record, query), repeats=0 < record.data_id <= has)
         return answer if record.revision == 1 else replace(answer, removed=lambda: self._removed(record, answer, query))
 
-    def _removed(self, record: AnswerRecord, answer: SinkAnswer, query: ReadQuery) -> list[Group]:
+    def _removed(self, record: AnswerRecord, answer: SinkAnswer, query: SinkQuery) -> list[Group]:
         """Returns the groups of earlier revisions that the newest revision lacks."""
         last = record.data_of or record.revision - 1
         earlier = [r for r in self._results.revisions(record.query, record.window_start_ms) if r <= last]
@@ -450,9 +442,9 @@ class SinkRunner:
         is_open = self._sink is not None and self._through is not None and not problem
         own = None if self._sink is None else self._own_problem()
         written, self._written = self._written, Counter()
-        waiting = {
-            ref: WaitingQuery(q.has, q.problem, q.since_ms) for ref, q in self._queries.items() if q.waits
-        } if is_open else self._stated  # fmt: skip
+        waiting = self._stated
+        if is_open:
+            waiting = {ref: WaitingQuery(q.has, q.problem, q.since_ms) for ref, q in self._queries.items() if q.waits}
         changes = {ref: q for ref, q in waiting.items() if self._stated.get(ref) != q}
         lacking = [q.has for q in self._queries.values() if q.lacks]
         refusal = getattr(self._sink, "refusal", "") if written["refused"] else ""
@@ -575,13 +567,19 @@ def _groups(answer: SinkAnswer) -> list[tuple[Any, ...]]:
     return list(zip(*columns, strict=True)) if columns else [()] * answer.rows.num_rows
 
 
-def sink_answer(record: AnswerRecord, query: ReadQuery) -> SinkAnswer:
+def sink_answer(record: AnswerRecord, query: SinkQuery) -> SinkAnswer:
     """Returns an answer in the form that sinks get."""
-    rows, answer = stated_answer(record, query.registered, query.of_sink.schema)
-    if record.synopsis is None and query.registered.spec.group_by:
+    spec, facts = query.spec, record.facts
+    rows, answer = stated_answer(record, spec, query.schema)
+
+    def of_others() -> pa.Table:
+        others = replace(record, facts=facts.without(Cause.MISSING, Cause.LEFT))
+        return stated_answer(others, spec, query.schema)[0].slice(0, rows.num_rows)
+
+    if record.synopsis is None and spec.group_by:
         rows = rows.slice(0, 0)  # the only row says that an answer exists; the statement says it, too
     return SinkAnswer(
         record.query, record.window_start_ms, record.window_end_ms, record.revision, record.phase,
-        record.answered_at_ms, record.answer_id, rows, answer.members(), tuple(query.registered.spec.group_by),
-        data_id=record.data_id, stated=answer.stated,
+        record.answered_at_ms, record.answer_id, rows, answer.members(), tuple(spec.group_by),
+        data_id=record.data_id, stated=answer.stated, of_others=of_others if facts.lacking else None,
     )  # fmt: skip

@@ -28,7 +28,7 @@ from sqlalchemy import (
 
 from center.results import LeaseLost, restored_at_ms
 from center.results.schema import answers, counters
-from center.sinks.base import SinkContext
+from center.sinks.base import SinkContext, SinkMemory
 from center.storage.database import (
     FreeText,
     Identifier,
@@ -38,7 +38,7 @@ from center.storage.database import (
     upsert,
     write_transaction,
 )
-from edgewater.model.errors import NotFound
+from edgewater.base.errors import NotFound
 from edgewater.model.json_types import Document
 from edgewater.model.registered_query import query_from_key, query_key
 from edgewater.wire import QueryRef
@@ -49,22 +49,22 @@ sinks = Table(
     metadata,
     Column("name", Identifier(63), primary_key=True),
     Column("definition", FreeText),
-    Column("paused", Boolean, nullable=False),
+    Column("paused", Boolean, nullable=False, default=False),
     Column("replay_after", BigInteger),
-    Column("answer_id", BigInteger, nullable=False),
-    Column("answers", BigInteger, nullable=False),
-    Column("rows", BigInteger, nullable=False),
-    Column("problem", FreeText, nullable=False),
-    Column("problem_since_ms", BigInteger, nullable=False),
-    Column("trimmed", BigInteger, nullable=False),
-    Column("gap_from", BigInteger, nullable=False),
-    Column("gap_through", BigInteger, nullable=False),
-    Column("owner", Identifier(255), nullable=False),
-    Column("epoch", BigInteger, nullable=False),
-    Column("until_ms", BigInteger, nullable=False),
-    Column("refused", BigInteger, nullable=False, server_default="0"),
-    Column("refusal", FreeText, nullable=False, server_default=""),
-    Column("is_earlier", BigInteger, nullable=False, server_default="-1"),
+    Column("answer_id", BigInteger, nullable=False, default=-1),
+    Column("answers", BigInteger, nullable=False, default=0),
+    Column("rows", BigInteger, nullable=False, default=0),
+    Column("problem", FreeText, nullable=False, default=""),
+    Column("problem_since_ms", BigInteger, nullable=False, default=0),
+    Column("trimmed", BigInteger, nullable=False, default=0),
+    Column("gap_from", BigInteger, nullable=False, default=0),
+    Column("gap_through", BigInteger, nullable=False, default=0),
+    Column("owner", Identifier(255), nullable=False, default=""),
+    Column("epoch", BigInteger, nullable=False, default=0),
+    Column("until_ms", BigInteger, nullable=False, default=0),
+    Column("refused", BigInteger, nullable=False, default=0, server_default="0"),
+    Column("refusal", FreeText, nullable=False, default="", server_default=""),
+    Column("is_earlier", BigInteger, nullable=False, default=0, server_default="-1"),
 )
 """A table with a row per sink. ``definition``: JSON of a sink that the API has defined; null if the sink is in
 ``center.yaml``; `ENDING` if the sink is deleted and its alerts have not ended yet. ``answer_id``: see `SinkStatus`; -1
@@ -97,15 +97,11 @@ memories = Table(
 of each query. It is empty in a row of release 0.3, where ``answer_id`` is the position of all queries."""
 
 MAX_PROBLEM = 2_000
+"""Characters of a stored problem: a limit of what readers of the status receive."""
 CENTER = "center"
 """The counter with the number of the center in targets of sinks."""
 ENDING = "{}"
 """The definition of a deleted sink of the kind `alerts` until its alerts have ended. Readers do not see such a sink."""
-_NEW = {
-    "paused": False, "answer_id": -1, "answers": 0, "rows": 0, "problem": "", "problem_since_ms": 0,
-    "trimmed": 0, "gap_from": 0, "gap_through": 0, "owner": "", "epoch": 0, "until_ms": 0,
-    "refused": 0, "refusal": "", "is_earlier": 0,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,11 +244,7 @@ class SinkStore:
         """
         with write_transaction(self._engine) as connection:
             before = connection.execute(select(sinks.c.definition).where(sinks.c.name == name)).one_or_none()
-            if before is None:
-                connection.execute(insert(sinks).values(name=name, definition=json.dumps(document), **_NEW))
-            else:
-                changed = update(sinks).where(sinks.c.name == name).values(definition=json.dumps(document))
-                connection.execute(changed)
+            upsert(connection, sinks, [{"name": name, "definition": json.dumps(document)}])
             return before is None or before.definition == ENDING
 
     def remove(self, name: str, *, ends: bool = False) -> None:
@@ -310,7 +302,7 @@ class SinkStore:
             if row is None:
                 if not adds:
                     return None
-                connection.execute(insert(sinks).values(name=name, definition=None, **_NEW))
+                connection.execute(insert(sinks).values(name=name, definition=None))
                 row = _row(connection, name)
             if row.owner not in ("", owner) and row.until_ms > now_ms:
                 return None
@@ -401,12 +393,10 @@ class SinkStore:
             target: names the target of a sink whose memory has the positions.
         """
         with write_transaction(self._engine) as connection:
-            value = select(counters.c.value).where(counters.c.name == CENTER)
-            center = connection.execute(value).scalar()
-            if center is None:
-                locked = select(counters.c.value).where(counters.c.name == "answer").with_for_update()
-                connection.execute(locked)  # another process may do the same
-                center = connection.execute(value).scalar()
+            value = select(counters.c.value)
+            # Another process may do the same, so the counter of answers is a lock.
+            connection.execute(value.where(counters.c.name == "answer").with_for_update())
+            center = connection.execute(value.where(counters.c.name == CENTER)).scalar()
             if center is None:
                 center = secrets.randbits(62) | 1
                 connection.execute(insert(counters).values(name=CENTER, value=center))
@@ -436,11 +426,12 @@ class SinkStore:
                 raise _unknown(name)
 
 
-class _Memory:
+class _Memory(SinkMemory):
     def __init__(self, engine: Engine, name: str, epoch: int, target: str) -> None:
+        super().__init__()
         self._engine, self._name, self._epoch = engine, name, epoch
         self._target = hashlib.sha256(target.encode()).hexdigest() if target else ""  # a URL may have a secret
-        self._positions: dict[str, int] = {}
+        self._stored: dict[str, int] = {}
 
     def load(self, queries: Iterable[QueryRef]) -> tuple[dict[QueryRef, int], str] | None:
         c = memories.c
@@ -453,15 +444,15 @@ class _Memory:
             return None
         for row in rows:
             stored = json.loads(row.positions) if row.positions else dict.fromkeys(keys, row.answer_id)
-            self._positions |= {key: max(value, self._positions.get(key, 0)) for key, value in stored.items()}
-        return {ref: self._positions[key] for key, ref in keys.items() if key in self._positions}, rows[0].state
+            self._stored |= {key: max(value, self._stored.get(key, 0)) for key, value in stored.items()}
+        return {ref: self._stored[key] for key, ref in keys.items() if key in self._stored}, rows[0].state
 
     def save(self, positions: Mapping[QueryRef, int], state: str) -> None:
-        self._positions |= {query_key(ref): answer_id for ref, answer_id in positions.items()}
+        self._stored |= {query_key(ref): answer_id for ref, answer_id in positions.items()}
         with write_transaction(self._engine) as connection:
             _require_epoch(connection, self._name, self._epoch)
             row = {"name": self._name, "answer_id": 0, "state": state, "target": self._target}
-            upsert(connection, memories, [{**row, "positions": json.dumps(self._positions)}])
+            upsert(connection, memories, [{**row, "positions": json.dumps(self._stored)}])
 
 
 def _delete_state(connection: Connection, name: str) -> None:

@@ -10,21 +10,24 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import pyarrow as pa
 
-from center.sinks.base import Sink, SinkAnswer, SinkContext, SinkQuery
+from center.sinks.base import Sink, SinkAnswer, SinkContext, SinkMemory, SinkQuery
 from edgewater.answers import Facts, Phase
 from edgewater.answers.statement import Contract, Statement
-from edgewater.model.errors import StorageError
-from edgewater.model.json_types import Document
+from edgewater.base.errors import StorageError
+from edgewater.model.json_types import Document, as_document
+from edgewater.model.own_columns import with_own_columns
 from edgewater.model.query import QuerySpec
+from edgewater.model.replies import Members
+from edgewater.model.table_texts import without_zone
 from edgewater.wire import QueryRef
 
-HOUR = 3_600_000
+HOUR = 3_600_000  # format: a unit of time
 DAY = 24 * HOUR
 MAX_ENDS = 30
 """The approximate number of writes that one case interrupts."""
@@ -32,14 +35,7 @@ QUERY = QuerySpec.from_mapping(
     {"name": "kit", "from": "s", "group_by": ["k"], "measures": {"n": "count()"}, "window": {"tumbling": "1h"}}
 )
 REF, OTHER = QueryRef("kit", 3), QueryRef("other", 1)
-TIME = pa.timestamp("ms")
-SCHEMA = pa.schema(
-    [
-        ("window_start", TIME), ("window_end", TIME), ("phase", pa.string()), ("revision", pa.int64()),
-        ("completeness", pa.float64()), ("given_at", TIME), ("contract", pa.string()), ("withheld", pa.string()),
-        ("k", pa.string()), ("n", pa.int64()), ("n_lower", pa.int64()), ("n_upper", pa.int64()),
-    ]
-)  # fmt: skip
+_COLUMNS = pa.schema([("k", pa.string()), ("n", pa.int64()), ("n_lower", pa.int64()), ("n_upper", pa.int64())])
 Contents = Mapping[int, Mapping[str | None, int]]
 """The value of `n` per group, per start of a window in ms."""
 
@@ -60,23 +56,6 @@ class Subject(Protocol):
         """Returns the answers of the query `REF` that a reader of the system sees."""
 
 
-class Memory:
-    """The memory of a center, for sinks whose system does not store positions."""
-
-    def __init__(self) -> None:
-        self._positions: dict[QueryRef, int] = {}
-        self._state: str | None = None
-
-    def load(self, queries: Iterable[QueryRef]) -> tuple[dict[QueryRef, int], str] | None:
-        """Implements `SinkMemory.load`."""
-        found = {ref: self._positions[ref] for ref in queries if ref in self._positions}
-        return None if self._state is None else (found, self._state)
-
-    def save(self, positions: Mapping[QueryRef, int], state: str) -> None:
-        """Implements `SinkMemory.save`."""
-        self._positions, self._state = {**self._positions, **positions}, state
-
-
 def answer(
     answer_id: int,
     start_ms: int,
@@ -86,38 +65,37 @@ def answer(
     query: QueryRef = REF,
 ) -> SinkAnswer:
     """Returns a final answer with the value `n` per group."""
-    rows = len(groups)
-    end_ms = start_ms + HOUR
-    columns: dict[str, Sequence[Any]] = {
-        "window_start": [start_ms] * rows, "window_end": [end_ms] * rows, "phase": ["final"] * rows,
-        "revision": [revision] * rows, "completeness": [1.0] * rows, "given_at": [end_ms] * rows,
-        "contract": ["met"] * rows, "withheld": ["{}"] * rows, "k": list(groups),
-        "n": list(groups.values()), "n_lower": list(groups.values()), "n_upper": list(groups.values()),
-    }  # fmt: skip
-    table = pa.table({f.name: pa.array(columns[f.name], f.type) for f in SCHEMA}, schema=SCHEMA)
+    end_ms, counts = start_ms + HOUR, list(groups.values())
+    columns: list[Sequence[Any]] = [list(groups), counts, counts, counts]
+    stated = Statement(Facts(1, 1, 1.0), {"withheld": {}}, Contract({}))
     statement: Document = {
-        "query": query.name, "revision": revision, "quality": {"completeness": {"ratio": 1.0, "missing": []}},
-        "contract": {"met": True, "violations": []},
+        "query": query.name, "revision": revision, "phase": "final", "quality": stated.quality(),
+        "contract": as_document(stated.contract.to_json()),
     }  # fmt: skip
+    times_ms = {"window_start": start_ms, "window_end": end_ms, "given_at": end_ms}
+    rows = pa.table([pa.array(c, f.type) for c, f in zip(columns, _COLUMNS, strict=True)], schema=_COLUMNS)
+    table = without_zone(with_own_columns(rows, cast(Members, statement), times_ms))
     return SinkAnswer(
         query, start_ms, end_ms, revision, Phase.FINAL, end_ms, answer_id, table, statement, ("k",),
-        lambda: [{"k": key} for key in removed], stated=Statement(Facts(1, 1, 1.0), {}, Contract({})),
+        lambda: [{"k": key} for key in removed], stated=stated,
     )  # fmt: skip
+
+
+SCHEMA = answer(0, 0, {}).rows.schema
 
 
 class _Center:
     """A center that runs the sink. A test may kill it."""
 
     def __init__(self, subject: Subject, center: int = 1, name: str = "kit", running: Sequence[str] = ()) -> None:
-        self.subject, self.memory, self.center, self.name, self.epoch = subject, Memory(), center, name, 0
+        self.subject, self.memory, self.center, self.name, self.epoch = subject, SinkMemory(), center, name, 0
         self.running = running
         self.open()
 
     def open(self) -> None:
         self.epoch += 1
-        context = SinkContext(
-            self.name, self.epoch, self.memory, center=self.center, running=lambda: self.running
-        )  # fmt: skip
+        memory, center = self.memory, self.center
+        context = SinkContext(self.name, self.epoch, memory, center=center, running=lambda: self.running)
         self.sink = self.subject.sink(context)
         try:
             self.position = self.sink.open([SinkQuery(ref, QUERY, SCHEMA) for ref in (REF, OTHER)]).get(REF)

@@ -23,7 +23,7 @@ from typing import Any
 
 import pyspark.daemon
 
-BUFFER_BYTES = 1 << 16  # the same as in Spark's daemon
+BUFFER_BYTES = 1 << 16  # format: of Spark's daemon; the same as in Spark's daemon
 LOADS = "EDGEWATER_DAEMON_LOADS"
 """A variable of the environment. ``0``: the daemon loads no modules before it forks."""
 MODULES = "pyspark.worker", "center.job.merge"

@@ -9,13 +9,13 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from edgewater.model.errors import InvalidConfig
+from edgewater.base.errors import InvalidConfig
 
-JAVA_MIN = 17
+JAVA_MIN = 17  # format: of Spark's classes
 JAVA_ACCEPTED = (
     f"Java {JAVA_MIN} or newer: install it (Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME"
 )
-JAVA_TIMEOUT_S = 30
+JAVA_TIMEOUT_S = 30  # limit: the wait for a Java that hangs
 
 
 def java_version(env: Mapping[str, str]) -> int | None:

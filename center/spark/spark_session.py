@@ -30,7 +30,7 @@ from pyspark.sql import SparkSession
 from center.spark.java import require_java
 from center.spark.workers import SINGLE_THREADED
 
-WORKER_TIMEOUT_S = 60
+WORKER_TIMEOUT_S = 60  # limit: the wait for a worker that hangs
 """Timeout in seconds for a Python worker's part of a plan, and for the connection of a worker. Usually both take
 a second. Spark's 15 s for connections are not enough on an overloaded machine."""
 CLUSTER_CORES = 8
@@ -42,7 +42,7 @@ export PYTHONPATH="${{PYTHONPATH#*/pyspark.zip:}}"
 exec {python} "$@"
 """
 _INTERPRETERS = {"PYSPARK_PYTHON": "spark.pyspark.python", "PYSPARK_DRIVER_PYTHON": "spark.pyspark.driver.python"}
-KEPT_JOBS = 20
+KEPT_JOBS = 20  # limit: memory of Spark's list of jobs
 _HISTORIES = (
     "spark.ui.retainedJobs",
     "spark.ui.retainedStages",
@@ -75,7 +75,6 @@ class SessionConfig:
     """
 
     master: str = "local[2]"
-    app_name: str = "edgewater"
     driver_memory: str = "1g"
     scratch_dir: Path | None = None
     work: Literal["plans", "bulk"] = "plans"
@@ -294,7 +293,7 @@ def start_session(config: SessionConfig) -> SparkSession:
     if config.is_local:
         # This is set before the JVM starts. Otherwise the JVM resolves the host's name, which may fail.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    builder = SparkSession.builder.master(config.master).appName(config.app_name)
+    builder = SparkSession.builder.master(config.master).appName("edgewater")
     secrets: dict[str, str] = {}
     sockets = socket_settings(_private_directory()) if config.is_local and config.work == "bulk" else {}
     for name, value in (sockets | spark_settings(config)).items():

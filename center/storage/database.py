@@ -15,6 +15,7 @@ The stores rely on these properties:
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,14 +50,14 @@ from sqlalchemy.schema import CreateColumn
 from sqlalchemy.types import TypeDecorator, TypeEngine
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random
 
-from edgewater.model.errors import InvalidConfig, StorageError, installation
+from edgewater.base.errors import InvalidConfig, StorageError, installation
 from edgewater.runtime.state_release import RELEASE, require_format
 
-BUSY_TIMEOUT_MS = 30_000
+BUSY_TIMEOUT_MS = 30_000  # limit: the wait for a lock
 """Milliseconds that a transaction waits for a lock."""
 _ACCEPTED = "sqlite:////path/to/file.db or postgresql+psycopg://user:password@host/database"
 _UTF8_DATABASE = "a database in UTF8, such as CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0"
-_DDL_LOCK = 0x45574341
+_DDL_LOCK = 0x45574341  # format: any number that no other program takes
 """PostgreSQL's advisory lock under which tables are created."""
 
 _CONNECT_ARGS: dict[str, str | int] = {
@@ -270,8 +271,11 @@ def schema_transaction(engine: Engine, tables: MetaData) -> Iterator[Connection]
         with write_transaction(engine) as connection:
             if connection.dialect.name == "postgresql":
                 connection.execute(select(func.pg_advisory_xact_lock(_DDL_LOCK)))
-            tables.create_all(connection)
-            _add_columns(connection, tables)
+            found = inspect(connection)
+            present = set(found.get_table_names()).intersection(tables.tables)
+            tables.create_all(connection, [t for t in tables.sorted_tables if t.name not in present], checkfirst=False)
+            for name in present:
+                _add_columns(connection, tables.tables[name], {column["name"] for column in found.get_columns(name)})
             yield connection
     except BaseException:
         engine.dispose()
@@ -380,17 +384,17 @@ def given_rows(
     return {f"{name}_{i}": value for i, row in enumerate(padded) for name, value in zip(names, row, strict=True)}
 
 
-def _add_columns(connection: Connection, tables: MetaData) -> None:
-    """Adds the columns that existing tables lack, if the columns have a default. A newer release may have added such
-    columns.
+def _add_columns(connection: Connection, table: Table, known: AbstractSet[str]) -> None:
+    """Adds the columns that an existing table lacks, if the columns have a default, and their indexes. A newer release
+    may have added such columns.
     """
-    found = inspect(connection)
-    for table in tables.sorted_tables:
-        known = {column["name"] for column in found.get_columns(table.name)}
-        for column in table.columns:
-            if column.name not in known and column.server_default is not None:
-                definition = CreateColumn(column).compile(dialect=connection.dialect)
-                connection.execute(text(f'ALTER TABLE "{table.name}" ADD COLUMN {definition}'))
+    added = [column for column in table.columns if column.name not in known and column.server_default is not None]
+    for column in added:
+        definition = CreateColumn(column).compile(dialect=connection.dialect)
+        connection.execute(text(f'ALTER TABLE "{table.name}" ADD COLUMN {definition}'))
+    for index in table.indexes:
+        if not set(added).isdisjoint(index.columns):
+            index.create(connection, checkfirst=True)
 
 
 def drop_column(connection: Connection, table: Table, name: str) -> None:

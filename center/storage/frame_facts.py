@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from edgewater.model.streams import EdgeId
+from edgewater.base.streams import EdgeId
 from edgewater.wire import FrameBody, Partial, body_from_wire, body_to_wire
 from edgewater.wire import uplink_pb2 as pb
 

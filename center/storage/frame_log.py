@@ -23,21 +23,22 @@ import google_crc32c
 import pyarrow as pa
 
 from center.storage.segment_files import SegmentDirectory
-from edgewater.model.errors import StorageError
+from edgewater.base.errors import StorageError
+from edgewater.base.streams import EdgeId
+from edgewater.guard.frame_work import BYTES_PER_UNIT
 from edgewater.model.registered_query import query_from_key, query_key
-from edgewater.model.streams import EdgeId
 from edgewater.wire import Partial, QueryRef
 
-VERSION = 1
+VERSION = 1  # format: of records
 """The version of the record format."""
-SEGMENT_VERSION = 1
+SEGMENT_VERSION = 1  # format: of segments
 _MAGIC = b"EWLG"
 _SEGMENT_HEADER = struct.Struct("<4sBII")
 _HEADER = struct.Struct("<IIB")
 _TEXT = struct.Struct("<H")
 _BODY = struct.Struct("<QBII")
 _PARTIAL = struct.Struct("<qI")
-_PLAIN, _LZ4 = 0, 1
+_PLAIN, _LZ4 = 0, 1  # format: of records
 """Codecs of the data. LZ4 takes a third of the CPU time of zstd, and a fifth more bytes."""
 _CODEC = "lz4_raw"
 _LEAST_COMPRESSED_BYTES = 256
@@ -95,6 +96,11 @@ class FrameEntry:
     plain_bytes: int = 0
     work: int = 0
     through_ms: int = 0
+
+    @property
+    def size(self) -> int:
+        """The bytes of the frame before compression, or the bytes that make as much work, if they are more."""
+        return max(self.length, self.plain_bytes, self.work * BYTES_PER_UNIT)
 
 
 class FrameLog:
@@ -166,15 +172,6 @@ class FrameLog:
             except OSError as exc:
                 found |= dict.fromkeys(numbers, exc)
         return [found[i] for i in range(len(locations))]
-
-    def read(self, segment: str, offset: int, length: int) -> StoredFrame:
-        """Reads the frame at a location.
-
-        Raises:
-            StorageError: the record is missing, incomplete or damaged.
-        """
-        location = FrameLocation(segment, offset, length)
-        return decode_fetched(location, self.fetch([location])[0])
 
     def segments(self) -> list[str]:
         """Returns the names of all segments, of all writers, sorted.

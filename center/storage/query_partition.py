@@ -44,6 +44,11 @@ class QueryPartition:
         """
         return thing if self.of == 1 else f"{thing} {self}"
 
+    @property
+    def directory(self) -> str:
+        """The name of the partition's directory of segments."""
+        return f"{self.number + 1}-of-{self.of}"
+
     @classmethod
     def all(cls, of: int) -> tuple[Self, ...]:
         return tuple(cls(number, of) for number in range(of))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count
 from pathlib import Path, PurePosixPath
 
-from edgewater.model.errors import StorageError
+from edgewater.base.errors import StorageError
 
 COMMITS = "commits"
 """The name of the directory of segments."""
@@ -40,15 +40,12 @@ class SegmentDirectory:
         name = f"{COMMITS}/{self._writer}-{next(self._count):08d}{SUFFIX}"
         path = self._root / name
         partial = path.with_suffix(PARTIAL)
-        if not path.parent.is_dir():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _sync(self._root)
-            _sync(self._root.parent)
+        make_directory(path.parent)
         try:
-            _write(partial, b"".join(batch))
+            write_file(partial, [b"".join(batch)])
             os.rename(partial, path)  # noqa: PTH104  (the simulation replaces `os`)
             # The name of the file is durable only after a sync of its directory.
-            _sync(path.parent)
+            sync_directory(path.parent)
         except OSError:
             # Deleting the file frees space on a full disk. After a failed fsync the file is not reliable, because a
             # second fsync may succeed without having written the pages.
@@ -106,19 +103,39 @@ def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int, list[tupl
     return joined
 
 
-def _write(path: Path, data: bytes) -> None:
-    """Writes a new file durably."""
+def write_file(path: Path, pieces: Iterable[bytes]) -> None:
+    """Writes a new file. Its contents are then durable, and its name after `sync_directory`. Raises OSError."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
-        view, written = memoryview(data), 0
-        while written < len(data):
-            written += os.pwrite(descriptor, view[written:], written)
+        at = 0
+        for piece in pieces:
+            view = memoryview(piece)
+            while view:
+                written = os.pwrite(descriptor, view, at)
+                view, at = view[written:], at + written
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _sync(directory: Path) -> None:
+def make_directory(directory: Path) -> None:
+    """Creates a directory durably, with its parents, unless it exists. Raises OSError."""
+    if not directory.is_dir():
+        make_directory(directory.parent)
+        directory.mkdir(exist_ok=True)
+        sync_directory(directory.parent)
+
+
+def is_lost(error: OSError, root: Path) -> bool:
+    """Returns whether a file that is missing is lost: its root has other files.
+
+    If the root is empty, a volume is probably not mounted.
+    """
+    return isinstance(error, FileNotFoundError) and root.is_dir() and any(root.iterdir())
+
+
+def sync_directory(directory: Path) -> None:
+    """Makes the names of the files in a directory durable. Raises OSError."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -30,23 +30,23 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from center.storage.database import open_engine
-from edgewater.model.errors import InvalidConfig, StorageError
+from edgewater.base.errors import InvalidConfig, StorageError
 from edgewater.runtime.tasks import Tasks
 
-POLL_S, BUSY_POLL_S = 1.0, 0.02
+POLL_S, BUSY_POLL_S = 1.0, 0.02  # limit: reads at rest
 """Intervals of polling, if all senders wake this process, and if not: half of it is added to the age of answers."""
-IDLE_SHARE, IDLE_POLLS = 1 / 50, 10
+IDLE_SHARE, IDLE_POLLS = 1 / 50, 10  # limit: reads at rest
 """The second interval grows to this share of the time since the last news, and to at most so many times its length."""
-BEAT_S = 1.0
+BEAT_S = 1.0  # limit: notifications at rest
 SILENT_S = 5 * BEAT_S
 """If no sender has beaten for this long, none wakes this process."""
-ANNOUNCED_S = 0.5
+ANNOUNCED_S = 0.5  # limit: how late an announcement may come
 """An announcement comes within this time of the news."""
-POOLED_S = 60.0
+POOLED_S = 60.0  # limit: how long a wrong guess about a pooler holds
 """A process behind a pooler looks again after this time whether it still is."""
-UNANNOUNCED_S = 60.0
+UNANNOUNCED_S = 60.0  # limit: how long a wrong guess about senders holds
 """After news that nobody announced, further such news are expected for this long."""
-NOTIFY_EVERY_S = 0.02
+NOTIFY_EVERY_S = 0.02  # limit: notifications of one process
 """The least time between two notifications of one process."""
 _SUFFIX = ".wake"
 _NEWS = b"+"

@@ -6,5 +6,3 @@ on the loop, one event at a time.
 
 from edge.agent.agent import RETIRED, Agent
 from edge.agent.assembly import begin_anew, open_agent
-
-__all__ = ["RETIRED", "Agent", "begin_anew", "open_agent"]

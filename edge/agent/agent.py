@@ -13,7 +13,9 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
+from starlette.routing import Mount
 from starlette.types import Scope
 
 from edge.agent.health import AgentHealth
@@ -24,13 +26,13 @@ from edge.core import Ingested
 from edge.durability import DurableCore, JournalGroupCommit
 from edge.records import Chunk, Source, guesses
 from edge.source_status import SourceStates
-from edge.sources import GrpcReceivers, PushEndpoint, Unavailable, package_receivers, push_endpoint
+from edge.sources import GrpcReceivers, PushEndpoint, StreamReceiver, Unavailable, package_receivers
 from edge.sources.lookups import StreamLookups
 from edge.tap import StreamTap, tap_routes
 from edge.uplink import DailyQuota, Uplink, UplinkOutbox
 from edge.utilization import BusyMeter, QueryCosts
-from edgewater.model.errors import InvalidConfig, OutdatedState, Retired, StorageError
-from edgewater.model.streams import TIME_COLUMN
+from edgewater.base.errors import InvalidConfig, OutdatedState, Retired, StorageError
+from edgewater.base.streams import TIME_COLUMN
 from edgewater.runtime.allocator import release_free_memory
 from edgewater.runtime.connections import ConnectionLimits, guarded
 from edgewater.runtime.health import EmbeddedServer
@@ -42,15 +44,15 @@ from edgewater.wire import DropReason
 
 log = logging.getLogger(__name__)
 
-GONE_CHECKPOINT_S = 0.1
+GONE_CHECKPOINT_S = 0.1  # limit: number of checkpoints
 """Time between a source's report that its input is gone and the checkpoint, so that one checkpoint covers several
 reports."""
-CHECKPOINT_PAUSES = 20
+CHECKPOINT_PAUSES = 20  # limit: share of the time that checkpoints take
 """The least time between two checkpoints, as a multiple of the time that the last one took. So checkpoints take at most
 5 % of the agent's time."""
-DRAIN_S = 1.0
+DRAIN_S = 1.0  # limit: time of a reload
 """How long clients may take to end their connections before a reload."""
-STOP_GRACE_S = 2
+STOP_GRACE_S = 2  # limit: time of a stop
 """How long requests in progress may take when the agent is told to stop."""
 LIMITS = ConnectionLimits()
 RETIRED = "retired: the center has retired this edge; an admin of the center can reinstate it, then restart the agent"
@@ -112,7 +114,9 @@ class Agent:
         """
         http = self.config.http
         health, endpoint = self.health().routes(), self.endpoint()
-        push = endpoint.routes + tap_routes(self.config, self.tap) + ([] if http.metrics else health)
+        pages = Middleware(CORSMiddleware, http.origins, ["POST"], ["*"], expose_headers=["Retry-After"])
+        pushed = [Mount("", routes=endpoint.routes, middleware=[pages] if http.origins else [])]
+        push = tap_routes(self.config, self.tap) + ([] if http.metrics else health) + pushed
         guard = Middleware(LocalHosts, hosts=http.hosts, key="http.hosts", refuse=self._misdirected)
         apps = [(http.listen, "http.listen", Starlette(False, push, [] if http.authenticates else [guard]), http.tls)]
         if http.metrics is not None:
@@ -205,7 +209,8 @@ class Agent:
 
     def endpoint(self) -> PushEndpoint:
         """Returns the endpoint of pushed records."""
-        return push_endpoint(
+        return PushEndpoint(
+            [StreamReceiver.of(self.config), *package_receivers(self.config, self.now_ms)],
             self.config,
             self.accept,
             self.unavailable,
@@ -215,7 +220,6 @@ class Agent:
             self._count_refused,
             self.durable.state.series_of,
             self._count_skipped,
-            package_receivers(self.config, self.now_ms),
         )
 
     def _misdirected(self, _: Scope, detail: str) -> Response:

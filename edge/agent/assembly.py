@@ -34,8 +34,8 @@ from edge.sources.lookups import StreamLookups, joined, open_lookups
 from edge.tap import StreamTap
 from edge.uplink import DailyQuota, LinkLimits, TlsFiles, Uplink, UplinkOutbox, Workload
 from edge.utilization import BusyMeter, QueryCosts, no_marker
-from edgewater.model.errors import StorageError
-from edgewater.model.streams import Delivery, StreamClock, weaker_than_exactly_once
+from edgewater.base.errors import StorageError
+from edgewater.base.streams import Delivery, StreamClock, weaker_than_exactly_once
 from edgewater.synopses import source_of
 from edgewater.wire import LossReason
 
@@ -105,7 +105,7 @@ class _CoreMaker:
                 stream.stream_columns,
                 self.clocks[name],
                 stream.disorder_ms,
-                stream.idle_ms,
+                stream.idle_rule_ms,
                 self.deliveries[name],
                 stream.constants,
             )
@@ -252,7 +252,7 @@ def _uplink(config: EdgeConfig, outbox: UplinkOutbox, quota: DailyQuota | None) 
         outbox,
         token=center.token,
         tls=_tls(center.tls),
-        limits=LinkLimits(center.bandwidth),
+        limits=LinkLimits(center.bandwidth, link=center.link or ""),
         now_ms=now_ms,
         monotonic=time.monotonic,
         daily_quota=quota,

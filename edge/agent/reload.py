@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 
 from edge.config import EdgeConfig, load_config
-from edgewater.model.errors import EdgewaterError, InvalidConfig
+from edgewater.base.errors import EdgewaterError, InvalidConfig
 from edgewater.runtime.listeners import Listeners
 from edgewater.runtime.tasks import Tasks
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 PREVIOUS = "EDGEWATER_PREVIOUS_CONFIG"
 """The environment variable with the descriptor of a file in memory, which has the configuration before the reload."""
-WATCH_S = 1.0
+WATCH_S = 1.0  # limit: how late a changed file is noticed
 """Interval at which a watched file is read."""
 
 

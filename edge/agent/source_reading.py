@@ -17,8 +17,8 @@ from edge.source_status import SourceStates
 from edge.tap import StreamTap
 from edge.uplink import Input, UplinkOutbox
 from edge.utilization import BusyMeter
-from edgewater.model.errors import InvalidInput
-from edgewater.model.streams import Delivery
+from edgewater.base.errors import InvalidInput
+from edgewater.base.streams import Delivery
 
 log = logging.getLogger(__name__)
 
@@ -26,17 +26,17 @@ MAX_UNSYNCED_BYTES = 8 << 20
 """A source with more unsynced bytes waits for the journal."""
 MAX_UNSYNCED_UNREPEATABLE_BYTES = 1 << 20
 """The same limit for a source that cannot be read again."""
-SYNC_S = 0.05
+SYNC_S = 0.05  # limit: records that a crash can cost
 """Journal records of a source that cannot be read again are synced after this time. So a crash loses only the records
 of this time."""
-TICK_MIN_S = 0.2
-BACKPRESSURE_POLL_S = 0.05
-SOURCE_RETRY_S = 5.0
+TICK_MIN_S = 0.2  # limit: processor time at rest
+BACKPRESSURE_POLL_S = 0.05  # limit: processor time while waiting
+SOURCE_RETRY_S = 5.0  # limit: attempts while a source fails
 LONG_BACKPRESSURE_MS = 500
 """If backpressure holds a source back for longer, the idle rule restarts for it: records may wait in the source."""
 LONG_PAUSE_MS = 500
 """After a longer time in which the agent did not run, the idle rule restarts for all sources, for the same reason."""
-INPUTS_EVERY_S = 5.0
+INPUTS_EVERY_S = 5.0  # limit: work of comparing inputs
 MAX_FINGERPRINTS = 64
 """Fingerprints of files that an edge reports, over all sources."""
 
@@ -127,7 +127,7 @@ class SourceReading:
     def _open(self, opener: Source, sources: Iterable[Source]) -> None:
         """Begins to read the new sources among `sources`.
 
-        Raises SourceFailed: the delivery of a source is weaker than the delivery that the edge has stated to the
+        Raises SourceRaised: the delivery of a source is weaker than the delivery that the edge has stated to the
         center.
         """
         names = {source.name for source in self.sources}
@@ -135,7 +135,7 @@ class SourceReading:
         stated = self._durable.core.streams[opener.stream].spec.deliveries
         for source in new:
             if source.delivery not in (Delivery.EXACTLY_ONCE, *stated):
-                raise SourceFailed(
+                raise SourceRaised(
                     f"the new source {source.name} has the delivery {source.delivery}, unlike the sources before it"
                 )
         if new and self._tasks is not None:
@@ -160,7 +160,7 @@ class SourceReading:
                 try:
                     await self._read_until_end(source)
                     break
-                except SourceFailed as exc:
+                except SourceRaised as exc:
                     if source.name not in self.failures():
                         log.error("cannot read source %s: %s; retry every %.0f s", source.name, exc, self.retry_s)
                         if not isinstance(exc.__cause__, InvalidInput | OSError):
@@ -301,17 +301,17 @@ def sources_opened(sources: Sequence[Source], core: EdgeCore, limits: LimitsConf
     return SourcesOpened(tuple((s.stream, s.name) for s in sources), replayable, memory.state_bytes, columns)
 
 
-class SourceFailed(Exception):
+class SourceRaised(Exception):
     """A source has raised an exception, which is the cause."""
 
 
 async def _contained(chunks: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
-    """Yields the chunks of a source. Raises SourceFailed for any exception, so that other sources continue."""
+    """Yields the chunks of a source. Raises SourceRaised for any exception, so that other sources continue."""
     try:
         async for chunk in chunks:
             yield chunk
     except (InvalidInput, OSError) as exc:
-        raise SourceFailed(str(exc)) from exc
+        raise SourceRaised(str(exc)) from exc
     except Exception as exc:
         # Only the type: the message may quote records or credentials, and anybody may read /readyz.
-        raise SourceFailed(f"{type(exc).__name__}; the log says more") from exc
+        raise SourceRaised(f"{type(exc).__name__}; the log says more") from exc

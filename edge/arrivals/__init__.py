@@ -5,8 +5,5 @@ arguments, and samples depend only on the number of an event. It decides neither
 sent.
 """
 
-from edge.arrivals.group_monitor import GroupMonitor
 from edge.arrivals.monitor import SubstreamMonitor
 from edge.arrivals.sampler import BernoulliSampler
-
-__all__ = ["BernoulliSampler", "GroupMonitor", "SubstreamMonitor"]

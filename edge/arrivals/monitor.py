@@ -1,4 +1,4 @@
-"""Collects the arrival statistics of a query without groups: delays and values, per sub-stream.
+"""Collects the arrival statistics of a query at an edge: slot of event time, lag and value of every event, by group.
 
 The delays (in slots) and the counts cover all events. The sums of values cover the sampled events, because the values
 of other events may not have been evaluated. If all values have been evaluated, the least and the greatest value are
@@ -9,77 +9,101 @@ Arrival times are from the edge's clock, corrected by the estimated clock offset
 is after the arrival time by at most `max_skew_ms`, the delay is 0. An event further in the future is not counted, so a
 device with a wrong clock can neither close windows nor cause negative delays.
 
-The events that arrive in one slot are counted together, so that small batches cost little more than large ones. The
-cost per event is a maximum, a minimum, a subtraction and one `bincount` by milliseconds, and one more `bincount` each
-for Σv and Σv². Slots, lags and sub-streams are computed from a few thousand sums. If an edge processes every record,
-the center computes its answers from exactly these sums.
+A report has one table of keys, so no code loops over groups. The table is bounded. If a report has more groups than the
+limit, only the number of events is reported. A query without groups has one group without keys.
+
+Counts are integers, so they may be summed at any time. Values are summed after a fixed number of values, and not when
+the state is read. So a replay of the journal builds the same bytes.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
+import pyarrow as pa
 
-from edgewater.arrivals import DEFAULT_MAX_SKEW_MS, SlotGrid, SubstreamStatistics, lag_groups
-from edgewater.model.errors import InvalidConfig, InvalidRecord
-from edgewater.synopses import FloatArray, IntArray
+from edgewater.arrivals import (
+    DEFAULT_MAX_SKEW_MS,
+    NO_VALUES,
+    SlotGrid,
+    SubstreamStatistics,
+    distinct_codes,
+    lag_groups,
+    summed,
+)
+from edgewater.base.errors import CorruptSynopsis, InvalidConfig, InvalidRecord
+from edgewater.synopses import FloatArray, IntArray, KeyTable
 from edgewater.synopses.encoding.state import State
 
-_MAX_EVENTS, _MAX_VALUES, _MAX_CHUNKS, _MAX_SLOTS = 1 << 16, 1 << 13, 1 << 10, 1 << 6
-"""The largest numbers of events, values, chunks of sums, and slots that are buffered before they are aggregated."""
-_VALUES_BY_MS = 1 << 11
-"""From this number of values in one slot on, values are summed by the millisecond, because it is faster."""
-_DENSE = 1 << 17
-"""The largest range of keys that is counted with one counter per key. Larger ranges are sorted."""
-
-_BufferedValues = tuple[IntArray, IntArray | int, FloatArray]
-"""Event times, arrival slots (one number if all are equal), values."""
+_DENSE = 1 << 14  # limit: memory of the counters
+"""The largest range of keys for which a batch is counted with one counter per key. A larger range is sorted."""
+_MAX_CELLS, _MAX_VALUES = 1 << 15, 1 << 13
+"""The largest numbers of counters and of values that are buffered before they are summed."""
+_EMPTY = np.zeros(0, np.int64)
 
 
 class SubstreamMonitor:
     """Collects the statistics of one edge. `take` returns and resets them.
 
     Args:
+        types: types of the key columns; empty for a query without groups.
+        limit: the largest number of groups in one report; 1 without groups.
         max_skew_ms: events that are further in the future than this are not counted.
     """
 
-    def __init__(self, grid: SlotGrid, *, max_skew_ms: int = DEFAULT_MAX_SKEW_MS) -> None:
+    def __init__(
+        self,
+        grid: SlotGrid,
+        types: Sequence[pa.DataType] = (),
+        limit: int = 1,
+        *,
+        max_skew_ms: int = DEFAULT_MAX_SKEW_MS,
+    ) -> None:
+        if limit < 1 or (limit > 1 and not types):
+            raise InvalidConfig("groups", limit, "at least one group; without key columns exactly one")
         if max_skew_ms < 0:
             raise InvalidConfig("max_skew", max_skew_ms, "0 ms or more")
-        self.grid, self.max_skew_ms = grid, max_skew_ms
-        self._groups = lag_groups(grid.lags)
-        self._lag_groups = int(self._groups[-1]) + 1
+        self.grid, self.types, self.limit, self.max_skew_ms = grid, tuple(types), limit, max_skew_ms
+        self._lag_groups = lag_groups(grid.lags)
+        self._width = int(self._lag_groups[-1]) + 1
         self._reset()
 
     def _reset(self) -> None:
-        self._cells: list[tuple[IntArray, IntArray]] = []  # slot·lags + lag since epoch; events
-        self._slots: list[
-            tuple[int, int, IntArray]
-        ] = []  # slot of arrival, first slot of birth; events by slot of birth
-        self._values: list[tuple[IntArray, FloatArray]] = []  # part·groups + group; count, Σv, Σv²
-        self._ranges: dict[int, tuple[float, float]] = {}  # part: least and greatest value, NaN if unknown
-        self._arrival_slot = 0
-        self._born: list[IntArray] = []  # event times of the events that arrived in this slot
-        self._event_count = 0
-        self._buffered: list[_BufferedValues] = []
-        self._value_count, self._value_slot = 0, 0
+        self._table = KeyTable(self.types)
+        # Codes of cells: (slot of event time · lags + lag) · limit + group.
+        # Codes of values: (sub-stream · lag groups + lag group) · limit + group.
+        self._cells: list[tuple[IntArray, IntArray]] = []
+        self._cell_count = 0
+        self._buffered: list[tuple[IntArray, FloatArray]] = []
+        self._value_count = 0
+        self._sums = (_EMPTY, np.zeros((3, 0)))
+        # Codes of ranges: sub-stream · limit + group; the least and the greatest value of all events, NaN if unknown.
+        self._ranges: list[tuple[IntArray, FloatArray, FloatArray]] = []
+        self._range_count = 0
+        self._others: dict[int, int] = {}
+
+    @property
+    def nbytes(self) -> int:
+        held = sum(a.nbytes for each in (*self._cells, *self._buffered, self._sums, *self._ranges) for a in each)
+        return held + self._table.nbytes
 
     def observe(
         self,
         born_ms: IntArray,
-        arrival_ms: IntArray | int,
+        arrival_ms: int,
+        keys: Sequence[pa.Array] = (),
         values: FloatArray | None = None,
         kept: IntArray | None = None,
         bounds: tuple[FloatArray, FloatArray] | None = None,
     ) -> None:
-        """Adds a batch in order of arrival. Its arrays are buffered and must not be changed.
+        """Adds a batch of events that arrived at the same time.
 
         Args:
-            born_ms: event times, int64.
-            arrival_ms: arrival time of each event, int64; or one time for a batch that was read at once.
+            born_ms: event times of all events, int64.
+            arrival_ms: the arrival time.
+            keys: one Arrow array per key column, for all events.
             values: values of the sampled events, float64. NaN and infinity are left out.
             kept: positions of the sampled events, ascending; None for all events.
             bounds: the least and the greatest possible value of each event, float64. They are equal where the value is
@@ -88,322 +112,250 @@ class SubstreamMonitor:
         Raises:
             InvalidRecord: the lengths of the arrays do not match.
         """
-        if np.ndim(arrival_ms) == 0:
-            arrival_ms = int(arrival_ms)
-        elif born_ms.shape != np.shape(arrival_ms):
-            raise InvalidRecord("arrival_ms", np.shape(arrival_ms), f"as many as events, {born_ms.shape}")
+        kept = None if kept is not None and len(kept) == len(born_ms) else kept
+        if values is not None:
+            sampled = len(born_ms) if kept is None else len(kept)
+            if len(values) != sampled:
+                raise InvalidRecord("values", len(values), f"as many as sampled events, {sampled}")
+            if bounds is not None and len(bounds[0]) != len(born_ms):
+                raise InvalidRecord("values", len(bounds[0]), f"as many as events, {len(born_ms)}")
         if not len(born_ms):
             return
-        if int(born_ms.max()) > (arrival_ms if isinstance(arrival_ms, int) else int(arrival_ms.min())):
-            stay = born_ms - arrival_ms <= self.max_skew_ms
-            if not stay.all():
-                if kept is not None and values is not None:
-                    good = stay[kept]
-                    kept, values = (np.cumsum(stay) - 1)[kept[good]], values[good]
-                elif values is not None:
-                    values = values[stay]
-                born_ms, bounds = born_ms[stay], None if bounds is None else (bounds[0][stay], bounds[1][stay])
-                arrival_ms = arrival_ms if isinstance(arrival_ms, int) else arrival_ms[stay]
-            if not len(born_ms):
-                return
-        slot = arrival_ms // self.grid.slot_ms
-        if isinstance(slot, int):
-            if slot != self._arrival_slot or self._event_count > _MAX_EVENTS:
-                self._count_events()
-                self._arrival_slot = slot
-            self._born.append(born_ms)
-            self._event_count += len(born_ms)
+        if int(born_ms.max()) > arrival_ms + self.max_skew_ms:
+            ahead = born_ms > arrival_ms + self.max_skew_ms
+            stay = np.flatnonzero(~ahead)
+            if values is not None:
+                good = stay if kept is None else np.flatnonzero(~ahead[kept])
+                values, kept = values[good], None if kept is None else np.searchsorted(stay, kept[good])
+            born_ms, keys = born_ms[stay], [k.take(pa.array(stay)) for k in keys]
+            bounds = None if bounds is None else (bounds[0][stay], bounds[1][stay])
+        if not len(born_ms):
+            return
+        slots, at = distinct_codes(born_ms // self.grid.slot_ms)
+        codes = self._codes(keys, len(at))
+        if codes is None:
+            self._drop_groups(slots[at])
+            return
+        lags = np.minimum(np.maximum(arrival_ms // self.grid.slot_ms - slots, 0), self.grid.lags - 1)
+        self._count(slots * self.grid.lags + lags, at, codes)
+        if values is None:
+            return
+        parts, all_sampled = slots // self.grid.substream_slots, kept is None
+        self._extend_ranges(parts, at, codes, (values, values) if all_sampled else bounds)
+        if kept is not None:
+            at, codes = at[kept], codes if isinstance(codes, int) else codes[kept]
+        self._buffer_values((parts * self._width + self._lag_groups[lags])[at] * self.limit + codes, values)
+
+    def _codes(self, keys: Sequence[pa.Array], rows: int) -> IntArray | int | None:
+        """Returns the group of each event; one number without groups; None if there are more groups than the limit."""
+        if self._others:
+            return None
+        if not self.types:
+            self._table = self._table if len(self._table) else _one_group()
+            return 0
+        codes = self._table.encode(list(keys), rows)
+        return codes if len(self._table) <= self.limit else None
+
+    def _count(self, cells: IntArray, at: IntArray, codes: IntArray | int) -> None:
+        """Adds one event per position `at` in `cells`, the codes of slots and lags."""
+        groups = len(self._table)
+        where = at * groups + codes
+        if len(cells) * groups <= max(_DENSE, 4 * len(at)):
+            number = np.bincount(where)
+            where = np.flatnonzero(number)
+            number = number[where]
         else:
-            self._add_by_lag(born_ms, slot)
-        if values is not None:
-            all_sampled = kept is None or len(kept) == len(born_ms)
-            self._extend_ranges(born_ms, (values, values) if all_sampled else bounds)
-            self._buffer_values(born_ms, slot, values, kept)
+            where, number = np.unique(where, return_counts=True)
+        cell, group = np.divmod(where, groups)
+        self._cells.append((cells[cell] * self.limit + group, number))
+        self._cell_count += len(number)
+        if self._cell_count > _MAX_CELLS:
+            self._fold()
+
+    def _extend_ranges(
+        self, parts: IntArray, at: IntArray, codes: IntArray | int, bounds: tuple[FloatArray, FloatArray] | None
+    ) -> None:
+        """Extends the ranges of the groups' values, for events at the positions `at` in `parts`.
+
+        Args:
+            bounds: of all events; None if unknown.
+        """
+        low, high = bounds or (np.full(len(at), np.nan),) * 2
+        if bounds is not None and not np.isfinite(low.sum() + high.sum()):
+            finite = np.isfinite(low) & np.isfinite(high)
+            at, low, high = at[finite], low[finite], high[finite]
+            codes = codes if isinstance(codes, int) else codes[finite]
+        if not len(at):
+            return
+        chunk = _extremes(parts[at] * self.limit + codes, low, high)
+        self._ranges.append(chunk)
+        self._range_count += len(chunk[0])
+        if self._range_count > _MAX_CELLS:
+            self._fold_ranges()
+
+    def _fold_ranges(self) -> None:
+        if len(self._ranges) > 1:
+            keys, least, greatest = (np.concatenate(each) for each in zip(*self._ranges, strict=True))
+            self._ranges = [_extremes(keys, least, greatest)]
+        self._range_count = len(self._ranges[0][0]) if self._ranges else 0
+
+    def _buffer_values(self, places: IntArray, values: FloatArray) -> None:
+        if not np.isfinite(values.sum()):
+            finite = np.isfinite(values)
+            places, values = places[finite], values[finite]
+        if not len(values):
+            return
+        self._buffered.append((places, np.asarray(values, np.float64)))
+        self._value_count += len(values)
+        if self._value_count > _MAX_VALUES:
+            self._sum_values()
+
+    def _sum_values(self) -> None:
+        if not self._buffered:
+            return
+        places, values = (np.concatenate(each) for each in zip(*self._buffered, strict=True))
+        known, sums = self._sums
+        with np.errstate(over="ignore"):  # squares of large values are infinite
+            weights = np.concatenate([sums, [np.ones(len(values)), values, values * values]], axis=1)
+        self._sums = summed(np.concatenate([known, places]), weights)
+        self._buffered, self._value_count = [], 0
+
+    def _drop_groups(self, slot: IntArray) -> None:
+        """Drops the groups of this report, and keeps only the number of events."""
+        self._fold()
+        for cells, counts in self._cells:
+            self._add_others(cells // (self.limit * self.grid.lags), counts)
+        others = self._others
+        self._reset()
+        self._others = others
+        self._add_others(slot, np.ones(len(slot), np.int64))
+
+    def _add_others(self, slot: IntArray, counts: IntArray) -> None:
+        part, inverse = np.unique(slot // self.grid.substream_slots, return_inverse=True)
+        for index, count in zip(part.tolist(), np.bincount(inverse, counts).tolist(), strict=True):
+            self._others[index] = self._others.get(index, 0) + int(count)
+
+    def _fold(self) -> None:
+        if len(self._cells) > 1:
+            cells, counts = (np.concatenate(each) for each in zip(*self._cells, strict=True))
+            cells, total = summed(cells, counts[None].astype(np.float64))
+            self._cells = [(cells, total[0].astype(np.int64))]
+        self._cell_count = len(self._cells[0][0]) if self._cells else 0
 
     def take(self) -> list[SubstreamStatistics]:
         """Returns and resets the statistics since the last call, one entry per sub-stream."""
         self._sum_values()
         self._fold()
-        found: dict[int, SubstreamStatistics] = {}
-
-        def of(index: int) -> SubstreamStatistics:
-            return found.setdefault(index, SubstreamStatistics(self.grid, index))
-
-        for keys, counts in self._cells:
-            self._fill_counts(of, keys, counts)
-        for keys, sums in self._values:
-            for index, rows in _runs(keys // self._lag_groups):
-                self._fill_values(of(index), keys[rows] - index * self._lag_groups, sums[:, rows])
-        for index, (least, greatest) in self._ranges.items():
-            of(index).least, of(index).greatest = least, greatest
+        self._fold_ranges()
+        keys, groups, grid = self._table.rows(), len(self._table), self.grid
+        cells, counts = self._cells[0] if self._cells else (_EMPTY, _EMPTY)
+        places, sums = self._sums
+        owners, least, greatest = self._ranges[0] if self._ranges else (_EMPTY, *NO_VALUES[:, :0])
+        per_cells, per_places = grid.substream_slots * grid.lags * self.limit, self._width * self.limit
+        found = []
+        for index in sorted({*np.unique(cells // per_cells).tolist(), *self._others}):
+            mine = slice(*np.searchsorted(cells, [index * per_cells, (index + 1) * per_cells]).tolist())
+            valued = slice(*np.searchsorted(places, [index * per_places, (index + 1) * per_places]).tolist())
+            cell, group = np.divmod(cells[mine] - index * per_cells, self.limit)
+            lag_group, owner = np.divmod(places[valued] - index * per_places, self.limit)
+            place = owner * self._width + lag_group
+            order = np.argsort(place)
+            late, others = sums[:, valued][:, order], self._others.get(index, 0)
+            cells_of = cell * groups + group
+            ranged = slice(*np.searchsorted(owners, [index * self.limit, (index + 1) * self.limit]).tolist())
+            ranges = np.repeat(NO_VALUES, groups, axis=1)
+            ranges[:, owners[ranged] - index * self.limit] = least[ranged], greatest[ranged]
+            found.append(
+                SubstreamStatistics(grid, index, keys, cells_of, counts[mine], place[order], late, ranges, others)
+            )
+            found[-1].bound()
         self._reset()
-        return [found[i] for i in sorted(found)]
+        return found
 
     def to_state(self) -> State:
         """Returns the state. Calling it does not change later results of `take`."""
         self._fold()
-        buffered = self._buffered or [(np.zeros(0, np.int64), 0, np.zeros(0))]
-        born, values = _joined([b[0] for b in buffered]), _joined([b[2] for b in buffered])
-        empty = np.zeros(0, np.int64)
-        keys, counts = self._cells[0] if self._cells else (empty, empty)
-        codes, sums = self._values[0] if self._values else (empty, np.zeros((3, 0)))
-        parts = sorted(self._ranges)
-        arrays = {
-            "keys": keys, "counts": counts, "codes": codes, "sums": sums,
-            "born": born, "arrived": np.full(len(born), _joined_slots(buffered)), "values": values,
-            "parts": np.array(parts, np.int64),
-            "ranges": np.array([self._ranges[part] for part in parts]).reshape(-1, 2),
-        }  # fmt: skip
-        return State([None, 0.0, [], []], arrays)  # the numbers that release 0.3.0 expects
+        self._fold_ranges()
+        cells, counts = self._cells[0] if self._cells else (_EMPTY, _EMPTY)
+        buffered = self._buffered or [(_EMPTY, np.zeros(0))]
+        places, values = (np.concatenate(each) for each in zip(*buffered, strict=True))
+        known, sums = self._sums
+        owners, *extreme = self._ranges[0] if self._ranges else (_EMPTY, *NO_VALUES[:, :0])
+        if not self.types:
+            # Release 0.3.0 writes and reads an event and an arrival of each value, and numbers that have no use.
+            part, group = np.divmod(places, self._width)
+            arrived = part * self.grid.substream_slots + np.searchsorted(self._lag_groups, group)
+            arrays = {
+                "keys": cells, "counts": counts, "codes": known, "sums": sums, "born": part * self.grid.substream_ms,
+                "arrived": arrived, "values": values, "parts": owners, "ranges": np.stack(extreme, axis=1),
+            }  # fmt: skip
+            return State([None, 0.0, [], []], arrays)
+        arrays = {"cells": cells, "counts": counts, "places": places, "values": values, "known": known, "sums": sums}
+        arrays |= {"owners": owners, "ranges": np.stack(extreme)}
+        keys = {str(n): column for n, column in enumerate(self._table.rows())}
+        return State([self.limit, sorted(self._others.items())], arrays, {"keys": State(None, keys)})
 
     @classmethod
-    def from_state(cls, state: State, grid: SlotGrid, *, max_skew_ms: int = DEFAULT_MAX_SKEW_MS) -> Self:
-        """Restores a monitor from the result of `to_state`."""
-        result, arrays = cls(grid, max_skew_ms=max_skew_ms), state.arrays
-        if len(arrays["born"]):
-            result._buffer_values(arrays["born"], _one_if_all(arrays["arrived"]), arrays["values"], None)
-        result._cells = [(arrays["keys"], arrays["counts"])] if len(arrays["keys"]) else []
-        sums = arrays["sums"]
-        if centre := state.numbers[1]:  # release 0.3.0 sums distances from a centre
-            count, total, squares = sums
-            sums = np.stack([count, total + centre * count, squares + 2 * centre * total + centre * centre * count])
-        result._values = [(arrays["codes"], sums)] if len(arrays["codes"]) else []
-        result._ranges = dict(zip(arrays["parts"].tolist(), map(tuple, arrays["ranges"].tolist()), strict=True))
+    def from_state(cls, state: State, grid: SlotGrid, types: Sequence[pa.DataType] = (), limit: int = 1) -> Self:
+        """Restores a monitor from its state.
+
+        Raises:
+            CorruptSynopsis: the state belongs to a monitor with another limit or other types.
+        """
+        result, arrays = cls(grid, types, limit), state.arrays
+        if types:
+            keys = list(state.components["keys"].arrays.values())
+            (stored_limit, others), stored_types = state.numbers, [column.type for column in keys]
+            if (stored_limit, stored_types) != (limit, list(types)):
+                raise CorruptSynopsis(f"monitor of {stored_limit} groups of {stored_types}, not {limit} of {types}")
+            result._table.encode(keys, len(keys[0]))
+            result._others = dict(others)
+        else:
+            arrays = result._read_ungrouped(arrays, state.numbers[1])
+        cells, places = arrays["cells"], arrays["places"]
+        result._cells, result._cell_count = [(cells, arrays["counts"])] if len(cells) else [], len(cells)
+        result._buffered, result._value_count = [(places, arrays["values"])] if len(places) else [], len(places)
+        result._sums = arrays["known"], arrays["sums"]
+        owners, ranges = arrays["owners"], arrays["ranges"]
+        result._ranges, result._range_count = [(owners, *ranges)] if len(owners) else [], len(owners)
         return result
 
-    def _extend_ranges(self, born_ms: IntArray, bounds: tuple[FloatArray, FloatArray] | None) -> None:
-        """Extends the value ranges of the events' sub-streams. `bounds` are of all events; None if unknown."""
-        width = self.grid.substream_ms
-        if bounds is None:
-            found = [(part, math.nan, math.nan) for part in np.unique(born_ms // width).tolist()]
-        else:
-            if len(bounds[0]) != len(born_ms):
-                raise InvalidRecord("values", len(bounds[0]), f"as many as events, {len(born_ms)}")
-            low, high = bounds
-            if not np.isfinite(low.sum() + (0.0 if high is low else high.sum())):
-                finite = np.isfinite(low) & np.isfinite(high)
-                born_ms, low, high = born_ms[finite], low[finite], high[finite]
-            if not len(born_ms):
-                return
-            first, last = int(born_ms.min()) // width, int(born_ms.max()) // width
-            if first == last:
-                found = [(first, float(low.min()), float(high.max()))]
-            else:
-                found = list(zip(*(each.tolist() for each in extremes(born_ms // width, low, high)), strict=True))
-        for part, least, greatest in found:
-            before = self._ranges.get(part, (math.inf, -math.inf))
-            # If a bound was unknown once, it stays unknown.
-            unknown = math.isnan(before[0]) or math.isnan(least)
-            self._ranges[part] = (math.nan,) * 2 if unknown else (min(before[0], least), max(before[1], greatest))
+    def _read_ungrouped(self, arrays: Any, centre: float) -> dict[str, Any]:
+        """Returns the arrays of a state without groups under the names of a state with groups.
 
-    def _count_events(self) -> None:
-        """Counts the events that arrived in the current slot, by slot of event time."""
-        if not self._event_count:
-            return
-        born = self._born[0] if len(self._born) == 1 else np.concatenate(self._born)
-        self._born, self._event_count = [], 0
-        width = self.grid.slot_ms
-        low = int(born.min()) // width
-        if int(born.max()) - low * width >= _DENSE:
-            slot, number = np.unique(born // width, return_counts=True)
-            self._add_cells(self._key(slot, self._arrival_slot), number)
-            return
-        by_ms = np.bincount(born - low * width)
-        number = np.add.reduceat(by_ms, np.arange(0, len(by_ms), width))
-        self._slots.append((self._arrival_slot, low, number))
-        if len(self._slots) > _MAX_SLOTS:
-            self._fold()
-
-    def _add_by_lag(self, born_ms: IntArray, arrived: IntArray) -> None:
-        """Does the same as `_count_events` for events with individual arrival slots."""
-        key = self._key(born_ms // self.grid.slot_ms, arrived)
-        first = int(key.min())
-        if int(key.max()) - first >= _DENSE:
-            self._add_cells(*np.unique(key, return_counts=True))
-            return
-        number = np.bincount(key - first)
-        used = np.flatnonzero(number)
-        self._add_cells(first + used, number[used])
-
-    def _key(self, slot: IntArray, arrived: IntArray | int) -> IntArray:
-        """Combines the slot of event time and the lag into one number."""
-        return np.asarray(slot * self.grid.lags + self._lag(slot, arrived))
-
-    def _lag(self, slot: IntArray, arrived: IntArray | int) -> IntArray:
-        return np.minimum(np.maximum(arrived - slot, 0), self.grid.lags - 1)
-
-    def _add_cells(self, keys: IntArray, counts: IntArray) -> None:
-        self._cells.append((keys, counts))
-        if len(self._cells) > _MAX_CHUNKS:
-            self._fold()
-
-    def _fold(self) -> None:
-        """Counts the buffered events, and merges all chunks into one, sorted by key.
-
-        Calling it at any time does not change the last bit of any sum, as a replay of the journal requires. Counts are
-        integers, and chunks of values are added in their order.
+        Args:
+            centre: the value from which release 0.3.0 sums distances; otherwise 0.
         """
-        self._count_events()
-        if self._slots or len(self._cells) > 1:
-            self._spread_slots()
-            keys = np.concatenate([k for k, _ in self._cells])
-            order = np.argsort(keys, kind="stable")
-            keys, counts = keys[order], np.concatenate([c for _, c in self._cells])[order]
-            first = _run_starts(keys)
-            self._cells = [(keys[first], np.add.reduceat(counts, first))]
-        if len(self._values) > 1:
-            codes = np.concatenate([k for k, _ in self._values])
-            self._values = [_sum_by_key(codes, np.concatenate([s for _, s in self._values], axis=1))]
-
-    def _spread_slots(self) -> None:
-        """Converts the counts of whole slots to cells."""
-        if not self._slots:
-            return
-        arrived, low, number = zip(*self._slots, strict=True)
-        self._slots = []
-        lengths = [len(n) for n in number]
-        starts = np.cumsum([0, *lengths[:-1]])
-        counts = np.concatenate(number)
-        slot = np.arange(len(counts)) + np.repeat(np.array(low) - starts, lengths)
-        used = np.flatnonzero(counts)
-        self._cells.append((self._key(slot[used], np.repeat(np.array(arrived), lengths)[used]), counts[used]))
-
-    def _buffer_values(
-        self, born_ms: IntArray, slot: IntArray | int, values: FloatArray, kept: IntArray | None
-    ) -> None:
-        if kept is not None and len(kept) != len(born_ms):
-            born_ms, slot = born_ms[kept], slot if isinstance(slot, int) else slot[kept]
-        if len(values) != len(born_ms):
-            raise InvalidRecord("values", len(values), f"as many as sampled events, {len(born_ms)}")
-        if not len(values):
-            return
-        slot = _one_if_all(slot)
-        last = slot if isinstance(slot, int) else int(slot[-1])
-        if last != self._value_slot and self._value_count >= _VALUES_BY_MS:
-            self._sum_values()
-        self._buffered.append((born_ms, slot, np.asarray(values, np.float64)))
-        self._value_count, self._value_slot = self._value_count + len(values), last
-        if self._value_count > _MAX_VALUES:
-            self._sum_values()
-
-    def _sum_values(self) -> None:
-        if not self._value_count:
-            return
-        buffered, self._buffered, self._value_count = self._buffered, [], 0
-        born, arrived, values = (
-            _joined([h[0] for h in buffered]),
-            _joined_slots(buffered),
-            _joined([h[2] for h in buffered]),
-        )
-        if not np.isfinite(values.sum()):
-            finite = np.isfinite(values)
-            born, values = born[finite], values[finite]
-            arrived = arrived if isinstance(arrived, int) else arrived[finite]
-        if not len(values):
-            return
-        if isinstance(arrived, int) and len(values) >= _VALUES_BY_MS and int(born.max()) - int(born.min()) < _DENSE:
-            self._values.append(self._summed_by_ms(born, arrived, values))
-        else:
-            code = self._code(born // self.grid.slot_ms, arrived)
-            self._values.append(_sum_by_key(code, np.stack([np.ones(len(values)), values, _squared(values)])))
-        if len(self._values) > _MAX_CHUNKS:
-            self._fold()
-
-    def _code(self, slot: IntArray, arrived: IntArray | int) -> IntArray:
-        """Combines the sub-stream of event time and the lag group into one number."""
-        return slot // self.grid.substream_slots * self._lag_groups + self._groups[self._lag(slot, arrived)]
-
-    def _summed_by_ms(self, born: IntArray, arrived: int, values: FloatArray) -> tuple[IntArray, FloatArray]:
-        """Does the same as `_sum_by_key` for values that arrived in one slot, as events of one code have adjacent event
-        times.
-        """
-        width = self.grid.slot_ms
-        low = int(born.min()) // width
-        at = born - low * width
-        count = np.bincount(at)
-        code = self._code(np.arange(low, low + -(-len(count) // width)), arrived)
-        first = _run_starts(code)
-        by_ms = count, np.bincount(at, values), np.bincount(at, _squared(values))
-        sums = np.array([np.add.reduceat(each, first * width) for each in by_ms], np.float64)
-        used = np.flatnonzero(sums[0])
-        return code[first[used]], sums[:, used]
-
-    def _fill_counts(self, of: Callable[[int], SubstreamStatistics], keys: IntArray, counts: IntArray) -> None:
-        width = self.grid.substream_slots * self.grid.lags
-        for index, rows in _runs(keys // width):
-            of(index).cells, of(index).counts = keys[rows] - index * width, counts[rows]
-
-    def _fill_values(self, into: SubstreamStatistics, group: IntArray, sums: FloatArray) -> None:
-        into.value_sums = np.zeros((3, self._lag_groups))
-        into.value_sums[:, group] = sums
+        self._table = _one_group()
+        slot, sums = arrays["born"] // self.grid.slot_ms, arrays["sums"]
+        if centre:
+            count, total, squares = sums
+            sums = np.stack([count, total + centre * count, squares + 2 * centre * total + centre * centre * count])
+        lag = np.clip(arrays["arrived"] - slot, 0, self.grid.lags - 1)
+        places = slot // self.grid.substream_slots * self._width + self._lag_groups[lag]
+        return {
+            "cells": arrays["keys"], "counts": arrays["counts"], "places": places, "values": arrays["values"],
+            "known": arrays["codes"], "sums": sums, "owners": arrays["parts"], "ranges": arrays["ranges"].T,
+        }  # fmt: skip
 
 
-def _squared(values: FloatArray) -> FloatArray:
-    """Returns the squares. Squares of large values are infinite."""
-    with np.errstate(over="ignore"):
-        return values * values
+def _one_group() -> KeyTable:
+    table = KeyTable(())
+    table.encode([], 1)
+    return table
 
 
-def _joined(parts: list[Any]) -> Any:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def _one_if_all(slots: IntArray | int) -> IntArray | int:
-    """Returns one number if all slots are equal."""
-    if isinstance(slots, int) or not len(slots) or (slots != slots[0]).any():
-        return slots
-    return int(slots[0])
-
-
-def _joined_slots(buffered: list[_BufferedValues]) -> IntArray | int:
-    """Returns the arrival slots of all buffered values; one number if all are equal."""
-    slots = [slot for _, slot, _ in buffered]
-    first = slots[0]
-    if isinstance(first, int) and all(isinstance(s, int) and s == first for s in slots):
-        return first
-    return np.concatenate([np.full(len(born), slot) if isinstance(slot, int) else slot for born, slot, _ in buffered])
-
-
-def _sum_by_key(keys: IntArray, rows: FloatArray) -> tuple[IntArray, FloatArray]:
-    """Sums each row by key. Returns the ascending keys whose sum in the first row is not 0, and the sums as [row, key].
-
-    Values are added in their order, so the result is the same to the last bit wherever the input was split.
-    """
-    first = int(keys.min())
-    if int(keys.max()) - first < _DENSE:
-        distinct, keys = np.arange(first, int(keys.max()) + 1), keys - first
-    else:
-        distinct, keys = np.unique(keys, return_inverse=True)
-    sums = np.array([np.bincount(keys, row) for row in rows], np.float64)
-    used = np.flatnonzero(sums[0])
-    return distinct[used], sums[:, used]
-
-
-def extremes(keys: IntArray, low: FloatArray, high: FloatArray) -> tuple[IntArray, FloatArray, FloatArray]:
+def _extremes(keys: IntArray, low: FloatArray, high: FloatArray) -> tuple[IntArray, FloatArray, FloatArray]:
     """Returns the distinct keys, ascending, with the least `low` and the greatest `high` of each key, float64.
 
     NaN stays NaN.
     """
-    first, last = int(keys.min()), int(keys.max())
-    if last - first < _DENSE:
-        distinct, keys = np.arange(first, last + 1), keys - first
-    else:
-        distinct, keys = np.unique(keys, return_inverse=True)
+    distinct, keys = distinct_codes(keys)
+    if len(distinct) == 1:
+        return distinct, low.min(keepdims=True), high.max(keepdims=True)
     least, greatest = np.full(len(distinct), np.inf), np.full(len(distinct), -np.inf)
     with np.errstate(invalid="ignore"):
         np.minimum.at(least, keys, low)
         np.maximum.at(greatest, keys, high)
     used = np.flatnonzero(~(least > greatest))  # NaN is used
     return distinct[used], least[used], greatest[used]
-
-
-def _run_starts(ascending: IntArray) -> IntArray:
-    """Returns the first position of each run of equal values."""
-    return np.concatenate([[0], 1 + np.flatnonzero(ascending[1:] != ascending[:-1])])
-
-
-def _runs(ascending: IntArray) -> list[tuple[int, slice]]:
-    """Returns the distinct values, and the slice of each value."""
-    first = _run_starts(ascending).tolist()
-    ends = [*first[1:], len(ascending)]
-    return [(int(ascending[a]), slice(a, b)) for a, b in zip(first, ends, strict=True)]

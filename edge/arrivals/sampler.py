@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from edgewater.model.errors import InvalidInput
+from edgewater.base.errors import InvalidInput
 from edgewater.synopses import DEFAULT_SEED, FloatArray, IntArray, finalised_word
 
 _BITS = 32

@@ -28,28 +28,3 @@ from edge.cache.send_queue import EMPTY_SELECTION, MAX_QUEUED, GroupSelection, S
 from edge.cache.sizing import SendSlots
 from edge.cache.timetable import positions_of
 from edge.cache.withheld import withheld_of
-
-__all__ = [
-    "EMPTY_SELECTION",
-    "MAX_QUEUED",
-    "ErrorLimits",
-    "GroupHistory",
-    "GroupSelection",
-    "RankingContext",
-    "SendQueue",
-    "SendSlots",
-    "Shipment",
-    "SliceEntries",
-    "errors_left",
-    "learn",
-    "max_entries_per_frame",
-    "parts_of",
-    "positions_of",
-    "primary_mask",
-    "rank_closed",
-    "rank_closed_by_deadline",
-    "rank_closed_by_error",
-    "rank_open",
-    "rank_open_by_deadline",
-    "withheld_of",
-]

@@ -46,7 +46,8 @@ VALUE_WEIGHTS = (0.5, 4.0, 32.0, 256.0)
 DISCOUNT = 0.8
 LEARNING_RATE = 0.15
 """Weight of the newest slice in the counts. Shapes change more slowly than rates."""
-SCORED_GROUPS = 1 << 12
+SCORED_GROUPS = 1 << 10  # limit: time of a close
+"""Experts are scored by so many groups of a slice. With four times as many, the same bytes are sent."""
 SCALE_RECORDS = 10.0
 """Prior records of the scaling, so that the first records of a slice do not determine it."""
 MIN_EXPECTED = 1e-3

@@ -46,7 +46,7 @@ MAX_SIZE = 1e19
 """Larger values take no part in forecasts. The squares of smaller values fit into float32."""
 FEW = 4
 """If fewer than one in this many groups have changed, the errors of only these groups are computed again."""
-SMALLEST_UNIT = 1e-300
+SMALLEST_UNIT = 1e-300  # limit: ratios stay finite
 MAX_RATIO = 1e150
 """The maximum of a rank, so that sums of ranks are finite."""
 

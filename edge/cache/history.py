@@ -21,7 +21,7 @@ from edge.cache.timetable import CHECKPOINTS, Timetable, position_at
 from edgewater.synopses import BoolArray, FloatArray, IntArray, SumStack
 from edgewater.synopses.encoding.state import State
 
-MAX_HISTORY_GROUPS = 1 << 16
+MAX_HISTORY_GROUPS = 1 << 16  # limit: memory of the history
 LEARNING_RATE = 0.3
 """Weight of the newest slice."""
 FORGOTTEN_BELOW = 0.02

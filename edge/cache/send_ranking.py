@@ -30,7 +30,7 @@ from edge.cache.history import GroupHistory
 from edgewater.synopses import FloatArray, IntArray
 from edgewater.wire import Signs
 
-GAIN_RESOLUTION = 1e-6
+GAIN_RESOLUTION = 1e-6  # derived: above the rounding of an exponential
 """Gains are rounded to this, so that the order does not depend on the last bit of a processor's exponential."""
 
 

@@ -29,7 +29,7 @@ from edgewater.synopses.encoding.state import State
 MAX_TIMES = 1 << 14
 """Maximum number of records whose times are stored: of a slice, and of all slices. Of a larger slice no times are
 stored."""
-FEW_TIMES = 1 << 10
+FEW_TIMES = 1 << 10  # limit: memory of a slice's times
 TIMES_PER_GROUP = 16
 """A slice with more than `FEW_TIMES` records, and more than this many per group, follows no schedule. Its times are not
 stored."""

@@ -4,9 +4,10 @@
 clock or a configuration.
 """
 
+from edge.codecs.access_log import ACCESS_LOGS, ACCESS_NULLS, ACCESS_TIME, LogFormat, log_format
 from edge.codecs.columnar import check_schema, concat, convert, is_text, needed_columns
 from edge.codecs.csv_codec import CsvDialect, read_header
-from edge.codecs.decompression import CODECS, HEAD_BYTES, NO_BYTES, TAIL_BYTES, Digest, Input, codec_of, extended
+from edge.codecs.decompression import CODECS, HEAD_BYTES, NO_BYTES, TAIL_BYTES, Digest, OpenFile, codec_of, extended
 from edge.codecs.event_time import (
     UNIT_NAMES,
     cast_or_null,
@@ -15,9 +16,10 @@ from edge.codecs.event_time import (
     read_times,
     time_values,
 )
-from edge.codecs.fields_codec import ACCESS_LOGS, ACCESS_TIME, LinePattern, access_fields
+from edge.codecs.fields_codec import LinePattern
 from edge.codecs.formats import EXTENSIONS, Format, TextFormat, TextFormatName
 from edge.codecs.framing import Block, BlockReader, ByteStream
+from edge.codecs.lenient import CONVERTED
 from edge.codecs.line_decoder import LineDecoder
 from edge.codecs.line_stream import BOM, LineStream, split_header, too_long
 from edge.codecs.messages import ColumnsSchema, MessageDecoder, joined
@@ -36,9 +38,11 @@ from edge.codecs.syslog import SyslogFormat, is_field
 
 __all__ = [
     "ACCESS_LOGS",
+    "ACCESS_NULLS",
     "ACCESS_TIME",
     "BOM",
     "CODECS",
+    "CONVERTED",
     "DAY_MS",
     "EXTENSIONS",
     "HEAD_BYTES",
@@ -59,16 +63,16 @@ __all__ = [
     "Digest",
     "EventTime",
     "Format",
-    "Input",
     "LineDecoder",
     "LinePattern",
     "LineStream",
+    "LogFormat",
     "MessageDecoder",
+    "OpenFile",
     "RecordSchema",
     "SyslogFormat",
     "TextFormat",
     "TextFormatName",
-    "access_fields",
     "cast_or_null",
     "check_schema",
     "codec_of",
@@ -80,6 +84,7 @@ __all__ = [
     "is_text",
     "is_time_pattern",
     "joined",
+    "log_format",
     "needed_columns",
     "read_header",
     "read_times",

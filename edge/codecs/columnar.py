@@ -6,19 +6,20 @@ is out of range, such as a uint64 above the greatest int64, its record is reject
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from edge.codecs.csv_codec import check_columns
-from edge.codecs.event_time import cast_or_null, extract_event_times, readable_spans, time_values
-from edge.codecs.lenient import lenient_parse
+from edge.codecs.event_time import cast_or_null, described, extract_event_times, reject
+from edge.codecs.lenient import lenient_parse, without_words
 from edge.codecs.schema import RecordSchema
 from edge.records import Decoded, RejectionReason, Rejections
-from edgewater.model.errors import InvalidRecord
-from edgewater.model.streams import type_name
+from edgewater.base.errors import InvalidRecord
+from edgewater.base.streams import type_name
 from edgewater.synopses import BoolArray
 
 
@@ -56,6 +57,7 @@ def convert(batch: pa.RecordBatch, schema: RecordSchema, arrival_ms: int) -> Dec
     """Converts a batch whose schema has passed `check_schema`, and validates event times against `arrival_ms`."""
     rejections = Rejections()
     keep = np.ones(batch.num_rows, dtype=np.bool_)
+    faults: list[tuple[BoolArray, Callable[[int], tuple[str, str]]]] = []
     columns: dict[str, pa.Array] = {}
     for name in needed_columns(schema):
         column = batch.column(name)
@@ -64,30 +66,31 @@ def convert(batch: pa.RecordBatch, schema: RecordSchema, arrival_ms: int) -> Dec
         if is_text(column.type) and not _is_valid(column):
             bad = _invalid_text(column) & keep
             keep &= ~bad
-            rejections.add(RejectionReason.WRONG_TYPE, name, f"{name}: text that is not UTF-8", int(bad.sum()))
+            faults.append((bad, partial(_not_utf8, name)))
             column = pc.if_else(pa.array(bad), pa.scalar(None, column.type), column)
         declared = schema.columns.get(name, pa.string() if is_text(column.type) else column.type)
         if is_text(column.type) and not is_text(declared):
             column = pc.utf8_trim_whitespace(column.cast(pa.string()))
-            column = pc.if_else(pc.equal(column, ""), None, column)
-            columns[name] = lenient_parse(column, declared)
+            column = without_words(column, ("", *schema.nulls.get(name, ())))
+            columns[name] = lenient_parse(column, name, schema)
         else:
             columns[name] = _widen(column, declared)
         lost = columns[name].null_count - column.null_count
         if lost:
             bad = pc.and_(columns[name].is_null(), column.is_valid()).to_numpy(zero_copy_only=False) & keep
             keep &= ~bad
-            if bad.any():
-                example = column[int(np.argmax(bad))]
-                message = f"{name}: out of range for {type_name(declared)}, or no value of this type"
-                rejections.add(RejectionReason.WRONG_TYPE, f"{name} = {example}", message, int(bad.sum()))
+            message = f"it is out of range for {type_name(declared)}, or no value of this type"
+            faults.append((bad, described(name, message, column)))
     table = pa.table(columns)
-    if not keep.all():
-        rejected = table.filter(pa.array(~keep))
-        spans = readable_spans([time_values(rejected, schema.time.columns)], schema.time)
-        rejections.add_times(RejectionReason.WRONG_TYPE, *spans)
+    for bad, describe in faults:
+        reject(RejectionReason.WRONG_TYPE, bad, table, schema, describe, rejections)
+    if faults:
         table = table.filter(pa.array(keep))
     return extract_event_times(table, schema, arrival_ms, rejections)
+
+
+def _not_utf8(name: str, _row: int) -> tuple[str, str]:
+    return name, f"{name}: text that is not UTF-8"
 
 
 def _is_valid(column: pa.Array) -> bool:

@@ -17,7 +17,7 @@ from edge.codecs.csv_records import are_all_records, are_lines, whole_records
 from edge.codecs.fields_codec import typed_table
 from edge.codecs.schema import RecordSchema
 from edge.records import RejectionReason, Rejections
-from edgewater.model.errors import InvalidRecord
+from edgewater.base.errors import InvalidRecord, did_you_mean
 
 _TRUE = ["1", "true", "True", "TRUE"]
 _FALSE = ["0", "false", "False", "FALSE"]
@@ -64,6 +64,7 @@ class CsvCodec:
     def __init__(self, schema: RecordSchema, header: Sequence[str], dialect: CsvDialect, where: str = "") -> None:
         self.schema = schema
         self._textual = schema.textual
+        self._decimal = schema.decimal.encode()
         self._header = list(header)
         self._dialect = dialect
         check_columns(self._textual, self._header, f"{where}: header" if where else "header")
@@ -88,6 +89,8 @@ class CsvCodec:
             return pa.schema(list(self._textual.items())).empty_table()
         if not _is_utf8(data) or (b"(" in data and re.search(rb"(?i)nan\(", data)) or _has_hexadecimals(data):
             return None
+        if self._decimal != b"." and b"." in data:
+            return None
         found = Rejections()
         try:
             table = self._read(data, self._header, self._textual, found, self._dialect.nulls)
@@ -110,7 +113,10 @@ class CsvCodec:
         def line(row: int) -> str:
             return self._dialect.delimiter.join(column[row].as_py() for column in fields.columns)
 
-        return typed_table(self.schema, texts, np.ones(fields.num_rows, np.bool_), line, rejections)
+        may_hide = np.zeros(fields.num_rows, np.bool_)
+        for column in fields.columns if b'"' in data else ():
+            may_hide |= pc.match_substring(column, "\n").to_numpy()
+        return typed_table(self.schema, texts, np.ones(fields.num_rows, np.bool_), line, rejections, may_hide)
 
     def _texts(self, fields: pa.Table, name: str, is_utf8: bool) -> pa.Array:
         """Returns the texts of a column, with null for the texts that mean null; bytes if they may not be UTF-8."""
@@ -125,9 +131,13 @@ class CsvCodec:
         return pa.array([None if text is None else text.encode("latin-1") for text in texts.to_pylist()], pa.binary())
 
     def _read(
-        self, data: bytes, names: Sequence[str], types: Mapping[str, pa.DataType], rejections: Rejections,
+        self,
+        data: bytes,
+        names: Sequence[str],
+        types: Mapping[str, pa.DataType],
+        rejections: Rejections,
         nulls: Sequence[str] = (),
-    ) -> pa.Table:  # fmt: skip
+    ) -> pa.Table:
         """Returns the columns of `types`. Rejects rows with another number of fields.
 
         Raises:
@@ -188,6 +198,5 @@ def check_columns(declared: Sequence[str] | dict[str, pa.DataType], present: Seq
     for name in declared:
         if present.count(name) != 1:
             accepted = f"the column {name} once; columns present: {', '.join(present) or '(none)'}"
-            raise InvalidRecord(
-                where, name, accepted, "missing column" if name not in present else "column named twice"
-            )
+            missing = f"missing column{did_you_mean(name, present)}"
+            raise InvalidRecord(where, name, accepted, missing if name not in present else "column named twice")

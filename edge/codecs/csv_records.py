@@ -15,7 +15,7 @@ import numpy as np
 from edge.records import IntArray, RejectionReason, Rejections
 from edgewater.synopses import BoolArray
 
-OPEN_BYTES = 64 << 10
+OPEN_BYTES = 64 << 10  # limit: the input that a quote without an end takes along
 """The largest size of the lines that are rejected because a quote is not closed, or is closed inside of a text."""
 _LF, _CR, _QUOTE = b'\n\r"'
 _OPEN = "a quote that is not closed; expected a closing quote before a delimiter or the end of a line"
@@ -54,11 +54,8 @@ class _Layout:
 
     def before(self, offset: int) -> _Layout:
         """Returns the records before the begin of a record."""
-        begins = self.begins[self.begins < offset]
-        return _Layout(
-            self.ends[self.ends <= offset], self.inner[self.inner < offset], begins, self.closes[: len(begins)],
-            self.cut,
-        )  # fmt: skip
+        begins, ends = self.begins[self.begins < offset], self.ends[self.ends <= offset]
+        return _Layout(ends, self.inner[self.inner < offset], begins, self.closes[: len(begins)], self.cut)
 
 
 def _layout(data: bytes, delimiter: int, is_whole: bool = True) -> _Layout:

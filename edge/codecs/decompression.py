@@ -15,8 +15,8 @@ import pyarrow as pa
 from edge.records import BLOCK_BYTES, RejectionReason
 
 CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
-HEAD_BYTES = 256
-TAIL_BYTES = 1024
+HEAD_BYTES = 256  # limit: what is read to know a format
+TAIL_BYTES = 1024  # limit: what is read to know the end of a file
 """The number of last read bytes that are compared, to detect whether a file has changed before the offset."""
 
 
@@ -24,7 +24,7 @@ Digest = tuple[int, int]
 """CRC-32C and CRC-32 of bytes. Both can be extended, so that a digest of all bytes before an offset goes on after a
 restart.
 """
-NO_BYTES: Digest = (0, 0)
+NO_BYTES: Digest = (0, 0)  # format: no range
 
 
 def extended(digest: Digest, data: bytes) -> Digest:
@@ -53,7 +53,7 @@ class Damage:
 
 
 class _Handle:
-    """The file object that Arrow requires. It never closes the descriptor, because `Input` owns the descriptor."""
+    """The file object that Arrow requires. It never closes the descriptor, because `OpenFile` owns the descriptor."""
 
     closed = False
 
@@ -67,7 +67,7 @@ class _Handle:
         pass
 
 
-class Input:
+class OpenFile:
     """An open file, which stays readable when it is renamed or deleted.
 
     It is not thread-safe, and raises OSError as files do. It is closed by `close`, or with the last reference to it.

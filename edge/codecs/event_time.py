@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,9 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from edge.codecs.schema import MS_PER_UNIT, EventTime, RecordSchema
-from edge.records import Decoded, Rejection, RejectionReason, Rejections, guesses
-from edgewater.model.quantities import format_duration
-from edgewater.model.streams import Constant
+from edge.records import Decoded, Rejection, RejectionReason, Rejections, guesses, truncate_example
+from edgewater.base.quantities import format_duration
 from edgewater.wire import DropReason
 
 IntArray = npt.NDArray[np.int64]
@@ -83,15 +82,24 @@ def extract_event_times(table: pa.Table, schema: RecordSchema, arrival_ms: int, 
     keep = ~(times.missing | times.unparseable | implausible)
     arrays = [_one_array(table.column(name)) for name in schema.columns]
     for at, name in enumerate(schema.columns):
+        values = schema.with_nulls(arrays[at], name)
+        if schema.on_nan.get(name) == "reject":
+            nan = _mask(pc.fill_null(pc.is_nan(values), False)) & keep
+            told = described(name, "on_nan is reject", values)
+            reject(RejectionReason.WRONG_TYPE, nan, table, schema, told, rejections)
+            keep &= ~nan
         if name in schema.constants:
-            other = _contradicts(arrays[at], name, schema.constants[name], keep, rejections)
-            rejections.add_times(RejectionReason.OTHER_CONSTANT, *times.spans(other))
+            constant = schema.constants[name]
+            other = _mask(pc.fill_null(pc.not_equal(values, pa.scalar(constant, values.type)), False)) & keep
+            message = f"expected {constant!r}, the constant of this stream at this edge, or no value"
+            reject(RejectionReason.OTHER_CONSTANT, other, table, schema, described(name, message, values), rejections)
             keep &= ~other
-            arrays[at] = pa.repeat(pa.scalar(schema.constants[name], schema.columns[name]), len(keep))
+            values = pa.repeat(pa.scalar(constant, schema.columns[name]), len(keep))
+        arrays[at] = values
     arrays.append(pa.array(times.millis))
     batch = pa.RecordBatch.from_arrays(arrays, schema=schema.output)
     if not keep.all():
-        _explain(raw, times, implausible, schema.time, arrival_ms, rejections)
+        _explain(raw, times, implausible, table, schema, arrival_ms, rejections)
         batch = batch.filter(pa.array(keep))
     if rejections.count:
         rejections.place(schema.time.min_ms, schema.time.latest_ms(arrival_ms), times.millis[keep])
@@ -104,17 +112,9 @@ def _doubled(times: ParsedTimes, counted: BoolArray) -> tuple[Rejection, ...]:
     return guesses(DropReason.DOUBLED_HOUR, *times.spans(doubled)) if doubled.any() else ()
 
 
-def _contradicts(
-    column: pa.Array, name: str, constant: Constant, valid: BoolArray, rejections: Rejections
-) -> BoolArray:
-    """Returns a mask of the valid records whose value differs from the constant, and rejects these records."""
-    differs = pc.fill_null(pc.not_equal(column, pa.scalar(constant, column.type)), False)
-    mask = _mask(differs) & valid
-    if mask.any():
-        first = column[int(np.argmax(mask))].as_py()
-        message = f"{name}: expected {constant!r}, the constant of this stream at this edge, or no value"
-        rejections.add(RejectionReason.OTHER_CONSTANT, f"{name} = {first}", message, int(mask.sum()))
-    return mask
+def described(name: str, message: str, values: pa.Array) -> Callable[[int], tuple[str, str]]:
+    """Returns a function that returns the example and the message for a row with a value that is not accepted."""
+    return lambda row: (f"{name} = {values[row]}", f"{name}: got {truncate_example(str(values[row]))}; {message}")
 
 
 def _one_array(column: pa.ChunkedArray) -> pa.Array:
@@ -126,14 +126,37 @@ def time_values(table: pa.Table, columns: Sequence[str]) -> pa.Array:
     return _joined([_one_array(table.column(name)) for name in columns])
 
 
-def readable_spans(columns: Sequence[pa.Array], time: EventTime) -> tuple[IntArray, IntArray]:
-    """Returns `ParsedTimes.spans` of records that are rejected for another reason.
+def readable_times(columns: Sequence[pa.Array], time: EventTime) -> ParsedTimes:
+    """Returns the times of records that are rejected for another reason.
 
     Args:
         columns: the raw times, in one column, or in two columns as for `time_values`.
     """
-    raw = _joined(columns)
-    return read_times(raw, replace(time, max_skew_ms=None), 0).spans(np.ones(len(raw), np.bool_))
+    return read_times(_joined(columns), replace(time, max_skew_ms=None), 0)
+
+
+def reject(
+    reason: RejectionReason,
+    rejected: BoolArray,
+    table: pa.Table,
+    schema: RecordSchema,
+    describe: Callable[[int], tuple[str, str]],
+    rejections: Rejections,
+) -> None:
+    """Rejects records of a table, with their times as far as they can be read.
+
+    Args:
+        rejected: a mask of the records.
+        describe: returns the example and the message for a record.
+    """
+    if not rejected.any():
+        return
+    rows, columns = np.flatnonzero(rejected), schema.time.columns if schema.has_time else ()
+    times = readable_times([time_values(table.take(rows), columns)], schema.time) if columns else None
+    for only, mask in schema.apart(table, rejected):
+        rejections.add(reason, *describe(int(np.argmax(mask))), int(mask.sum()), only)
+        if times is not None:
+            rejections.add_times(reason, *times.spans(mask[rows]), only)
 
 
 def _joined(arrays: Sequence[pa.Array]) -> pa.Array:
@@ -286,13 +309,20 @@ def _implausible(times: ParsedTimes, time: EventTime, arrival_ms: int) -> BoolAr
 
 
 def _explain(
-    raw: pa.Array, times: ParsedTimes, implausible: BoolArray, time: EventTime, arrival_ms: int, rejections: Rejections
+    raw: pa.Array,
+    times: ParsedTimes,
+    implausible: BoolArray,
+    table: pa.Table,
+    schema: RecordSchema,
+    arrival_ms: int,
+    rejections: Rejections,
 ) -> None:
-    def add(reason: RejectionReason, mask: BoolArray, message: str) -> None:
-        if mask.any():
+    def add(reason: RejectionReason, rejected: BoolArray, message: str) -> None:
+        for only, mask in schema.apart(table, rejected) if rejected.any() else ():
             first = _value(raw, int(np.argmax(mask)))
-            rejections.add(reason, f"{field} = {first}", message, int(mask.sum()))
+            rejections.add(reason, f"{field} = {first}", message, int(mask.sum()), only)
 
+    time = schema.time
     field = " ".join(time.columns)
 
     add(RejectionReason.TIME_MISSING, times.missing, f"{field}: no value; every record needs its event time")

@@ -7,42 +7,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from edge.codecs.event_time import cast_or_null, readable_spans, time_accepted
-from edge.codecs.lenient import lenient_parse
+from edge.codecs.event_time import cast_or_null, reject, time_accepted
+from edge.codecs.lenient import lenient_parse, without_words
 from edge.codecs.line_decoder import Undecodable
 from edge.codecs.logfmt import logfmt_fields
 from edge.codecs.schema import RecordSchema
 from edge.records import RejectionReason, Rejections, truncate_example
-from edgewater.model import arithmetic
-from edgewater.model.streams import type_name
+from edgewater.base.streams import type_name
 from edgewater.synopses import BoolArray
 
-ACCESS_TIME = "%d/%b/%Y:%H:%M:%S %z"
-"""The pattern of times in an access log, such as 10/Oct/2000:13:55:36 -0700."""
-_QUOTED = r'(?:[^"\\]|\\.)*'
-_ADDRESS = r'[^\s,"]+'
-_CLIENT = rf"(?P<remote_addr>{_ADDRESS})"
-# A request that is none of HTTP, such as - or binary data, has the second form. Its fields are then null.
-_COMMON = (
-    r" (?P<ident>\S+) (?P<remote_user>\S+) \[(?P<time>[^\]]+)\] "
-    r'"(?:(?P<method>[A-Z][A-Z0-9_-]*) (?P<path>(?:[^ ?"\\]|\\.)*)(?:\?(?P<query>(?:[^ "\\]|\\.)*))?'
-    rf'(?: (?P<protocol>[A-Z]+/[0-9.]+))?|{_QUOTED})" (?P<status>\d{{3}}|-) (?P<bytes>\d+|-)'
-)
-_COMBINED = rf'{_COMMON} "(?P<referer>{_QUOTED})" "(?P<user_agent>{_QUOTED})"(?: (?:"{_QUOTED}"|[^\s"\[\]]+))*'
-ACCESS_LOGS = {
-    "common": _CLIENT + _COMMON,
-    "combined": _CLIENT + _COMBINED,
-    "vhost_combined": rf"(?P<vhost>[^\s,\"]+):(?P<port>\d+) {_CLIENT}{_COMBINED}",
-    "forwarded_combined": rf"(?P<addresses>{_CLIENT}(?:, ?{_ADDRESS})*){_COMBINED}",
-}
-"""The patterns of lines in access logs of nginx and Apache, by format. Fields after the user agent are skipped."""
-ACCESS_NULLS = ("-",)
 _EXAMPLES = {"string": "JFK in UTF-8", "int64": "42", "float64": "4.2", "bool": "true or false"}
 _GROUP = re.compile(r"\(\?P?<([A-Za-z_]\w*)>")
 
@@ -75,21 +54,15 @@ class LinePattern:
         repeated = sorted({name for name in names if names.count(name) > 1})
         return f"the group {repeated[0]} is there twice" if repeated else None
 
+    def of(self, columns: Sequence[str]) -> LinePattern:
+        """Returns the pattern with groups for some columns only, because other groups take time."""
+        plain = _GROUP.sub(lambda group: group[0] if group[1] in columns else "(?:", self.pattern)
+        return replace(self, pattern=plain)
+
     def fields(self, lines: pa.Array) -> pa.Array:
         """Returns a struct of texts for each line; null for a line that does not match."""
         named = _GROUP.sub(r"(?P<\1>", self.pattern)
         return pc.extract_regex(lines, f"^(?:{named})$")
-
-
-def access_log(format_: str, columns: Sequence[str]) -> LinePattern:
-    """Returns the pattern of an access log with groups for these columns only, because other groups take time."""
-    pattern = _GROUP.sub(lambda group: group[0] if group[1] in columns else "(?:", ACCESS_LOGS[format_])
-    return LinePattern(pattern, ACCESS_NULLS)
-
-
-def access_fields(format_: str) -> list[str]:
-    """Returns the fields of an access log."""
-    return LinePattern(ACCESS_LOGS[format_]).groups
 
 
 class FieldsCodec:
@@ -146,6 +119,7 @@ def typed_table(
     valid: BoolArray,
     line: Callable[[int], str],
     rejections: Rejections,
+    may_hide: BoolArray | None = None,
 ) -> pa.Table:
     """Converts texts to the columns `schema.textual`, and rejects the records with a text that is no value of its type.
 
@@ -153,36 +127,39 @@ def typed_table(
         texts: the texts of each column; bytes if they may not be UTF-8.
         valid: a mask of the records that are not rejected yet. Only these are in the result.
         line: returns a record as it was sent, for messages.
+        may_hide: a mask of the records in which a quote may hide other records. What is stated about such a record, if
+            it is rejected, has neither its time nor its device. None: there are none.
     """
-    columns = {}
-    keep, wrong = valid.copy(), np.zeros(len(valid), np.bool_)
+    may_hide = np.zeros(len(valid), np.bool_) if may_hide is None else may_hide
+    texts = {name: without_words(text, schema.nulls.get(name, ())) for name, text in texts.items()}
+    columns = {name: _values(texts[name], name, schema) for name in schema.textual}
+    table, keep = pa.table(columns), valid.copy()
     for name, declared in schema.textual.items():
-        text = texts[name]
-        columns[name] = _values(text, declared, name in schema.lenient)
-        bad = _mask(pc.and_(text.is_valid(), columns[name].is_null())) & keep
+        bad = _mask(pc.and_(texts[name].is_valid(), columns[name].is_null())) & keep
         if bad.any():
-            first = int(np.argmax(bad))
-            got = f"{name}: got {truncate_example(text[first].as_py())[:40]!r}"
             is_time = name in schema.time.columns
             reason = RejectionReason.TIME_UNPARSEABLE if is_time else RejectionReason.WRONG_TYPE
             kind = type_name(declared)
             accepted = time_accepted(schema.time) if is_time else f"{kind} such as {_EXAMPLES[kind]}"
-            rejections.add(reason, line(first), f"{got}; expected {accepted}", int(bad.sum()))
-            wrong |= bad & (not is_time)
+
+            def describe(row: int, name: str = name, accepted: str = accepted) -> tuple[str, str]:
+                got = truncate_example(texts[name][row].as_py())[:40]
+                return line(row), f"{name}: got {got!r}; expected {accepted}"
+
+            reject(reason, bad & ~may_hide, table, schema, describe, rejections)
+            if (hiding := bad & may_hide).any():
+                rejections.add(reason, *describe(int(np.argmax(hiding))), int(hiding.sum()))
             keep &= ~bad
-    table = pa.table(columns)
-    if wrong.any() and schema.has_time:
-        times = [table.column(name).combine_chunks().filter(pa.array(wrong)) for name in schema.time.columns]
-        rejections.add_times(RejectionReason.WRONG_TYPE, *readable_spans(times, schema.time))
     return table if keep.all() else table.filter(pa.array(keep))
 
 
-def _values(texts: pa.Array, declared: pa.DataType, is_lenient: bool) -> pa.Array:
-    """Returns texts as values of a type; null for a text that is no value of the type."""
+def _values(texts: pa.Array, name: str, schema: RecordSchema) -> pa.Array:
+    """Returns the texts of a column as values of its type; null for a text that is no value of the type."""
+    declared = schema.textual[name]
     texts = texts if pa.types.is_string(texts.type) else cast_or_null(texts, pa.string())
     if pa.types.is_string(declared):
         return texts
-    return lenient_parse(texts, declared) if is_lenient else arithmetic.parse(texts, declared)
+    return lenient_parse(texts, name, schema)
 
 
 def pattern_codec(schema: RecordSchema, pattern: LinePattern, form: str) -> FieldsCodec:
@@ -194,7 +171,7 @@ def pattern_codec(schema: RecordSchema, pattern: LinePattern, form: str) -> Fiel
 
     def split(data: bytes, columns: Sequence[str]) -> tuple[pa.Array, BoolArray, dict[str, pa.Array]]:
         lines = lines_of(data)
-        fields = pattern.fields(lines)
+        fields = pattern.of(columns).fields(lines)
         valid = _mask(fields.is_valid())
         return lines, valid, {name: fields.field(name) for name in columns}
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from edge.codecs.access_log import ACCESS_LOGS, ACCESS_NULLS
 from edge.codecs.csv_codec import CsvCodec, CsvDialect
 from edge.codecs.csv_records import records_end
 from edge.codecs.decompression import Digest
-from edge.codecs.fields_codec import LinePattern, access_log, logfmt_codec, pattern_codec
+from edge.codecs.fields_codec import LinePattern, logfmt_codec, pattern_codec
 from edge.codecs.framing import BlockReader, ByteStream
 from edge.codecs.line_decoder import LineCodec, LineDecoder, unlimited
 from edge.codecs.ndjson_codec import NdjsonCodec
@@ -18,7 +19,7 @@ from edge.codecs.schema import RecordSchema
 from edge.records import BLOCK_BYTES
 
 TextFormatName = Literal[
-    "ndjson", "csv", "regex", "common", "combined", "vhost_combined", "forwarded_combined", "logfmt"
+    "ndjson", "csv", "regex", "access", "common", "combined", "vhost_combined", "forwarded_combined", "logfmt"
 ]
 Format = TextFormatName | Literal["parquet"]
 
@@ -32,6 +33,10 @@ EXTENSIONS: dict[str, Format] = {
 
 
 COMMA_SEPARATED = CsvDialect()
+_FORMS = {
+    "regex": "a line that the whole of regex.pattern matches",
+    "access": "a line that log_format describes",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,7 @@ class TextFormat:
 
     Attributes:
         header: column names of CSV without a header line; None if the first line of a file has the names.
-        pattern: the pattern of the format `regex`; None for other formats.
+        pattern: the pattern of the formats `regex` and `access`; None for other formats.
     """
 
     format: TextFormatName
@@ -82,11 +87,8 @@ class TextFormat:
                 return NdjsonCodec(self.schema)
             case "csv":
                 return CsvCodec(self.schema, header, self.dialect, where)
-            case "regex":
-                assert self.pattern is not None
-                return pattern_codec(self.schema, self.pattern, "a line that the whole of regex.pattern matches")
             case "logfmt":
                 return logfmt_codec(self.schema)
-            case access:
-                pattern = access_log(access, list(self.schema.textual))
-                return pattern_codec(self.schema, pattern, f"a line of an access log with the form {access}")
+            case other:
+                pattern = self.pattern or LinePattern(ACCESS_LOGS[other], ACCESS_NULLS)
+                return pattern_codec(self.schema, pattern, _FORMS.get(other, f"a line of the access log {other}"))

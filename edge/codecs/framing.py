@@ -9,7 +9,7 @@ from typing import Protocol
 from edge.codecs.decompression import Digest, extended
 from edge.records import BLOCK_BYTES
 
-OPEN_RECORD_MS = 60_000
+OPEN_RECORD_MS = 60_000  # limit: the wait for the end of a record
 """A record with an open quote waits this long for its end. Then its lines are a block. A program that writes through a
 buffer may write the end much later.
 """

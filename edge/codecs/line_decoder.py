@@ -17,7 +17,7 @@ from edge.codecs.event_time import extract_event_times
 from edge.codecs.schema import RecordSchema
 from edge.records import Decoded, RejectionReason, Rejections
 
-PIECE_LINES = 256
+PIECE_LINES = 256  # limit: the lines that are decoded again to find an invalid one
 
 
 class Undecodable(Exception):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pyarrow as pa
 
@@ -17,7 +17,7 @@ from edgewater.model import arithmetic
 
 log = logging.getLogger(__name__)
 
-LOCATE_EVERY_MS = 60_000
+LOCATE_EVERY_MS = 60_000  # limit: the CPU to name the messages of rejected records
 
 
 class MessageDecoder:
@@ -37,7 +37,7 @@ class MessageDecoder:
         self._schema, self._more, self._where = text.schema, tuple(more), where
         self._located_ms = -LOCATE_EVERY_MS
         types = {name: kind for name, kind in text.schema.textual.items() if name not in self._more}
-        body = ColumnsSchema(types, text.schema.time, text.schema.constants, text.schema.lenient)
+        body = ColumnsSchema.of(text.schema, types)
         self._delimiter = text.dialect.delimiter if text.format == "csv" else None
         self._lines = replace(text, schema=body).decoder(text.header, where)
 
@@ -111,7 +111,10 @@ class MessageDecoder:
         # A quote of CSV that is not closed in its body would hide the next bodies.
         is_separate = not self._more and not (self._delimiter and b'"' in lines)
         if table.num_rows == len(bodies) or is_separate or len(bodies) <= 1:
-            rejections.extend(here.as_tuple())
+            only = ""
+            if (by := self._schema.rejects_by) in self._more and len(bodies) == 1:
+                only = self._schema.only(more[by][begin].as_py())
+            rejections.extend(replace(each, only=only or each.only) for each in here.as_tuple())
             for name in self._more:
                 table = table.append_column(name, more[name].slice(begin, table.num_rows))
             return [table]
@@ -129,6 +132,12 @@ def _typed(values: Sequence[object] | pa.Array, declared: pa.DataType) -> pa.Arr
 
 class ColumnsSchema(RecordSchema):
     """The columns of a part of each record, such as its body. The event time need not be among them."""
+
+    @classmethod
+    def of(cls, schema: RecordSchema, columns: Mapping[str, pa.DataType]) -> ColumnsSchema:
+        """Returns the schema of some columns of records."""
+        same = {each.name: getattr(schema, each.name) for each in fields(schema)}
+        return cls(**{**same, "columns": columns})
 
     @property
     def textual(self) -> dict[str, pa.DataType]:

@@ -12,14 +12,15 @@ import json
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from edge.codecs.event_time import readable_spans, time_accepted
-from edge.codecs.lenient import WrittenFloat, is_blank, lenient_values
+from edge.codecs.event_time import readable_times, time_accepted
+from edge.codecs.lenient import WrittenFloat, is_null, lenient_values
 from edge.codecs.line_decoder import Undecodable, count_lines
 from edge.codecs.schema import RecordSchema
 from edge.records import RejectionReason, Rejections
-from edgewater.model.streams import type_name
+from edgewater.base.streams import type_name
 
 _LEAD = b"{}\n"
 _EXAMPLES = {"string": '"JFK"', "int64": "42", "float64": "4.2", "bool": "true"}
@@ -39,6 +40,7 @@ class NdjsonCodec:
         self.schema = schema
         self._textual = schema.textual
         self._arrow = pa.schema(list(self._textual.items()))
+        self._converting = (schema.lenient | schema.nulls.keys()) & self._textual.keys()
 
     def parse(self, data: bytes, rejections: Rejections) -> pa.Table:
         if not data.isascii():
@@ -58,7 +60,7 @@ class NdjsonCodec:
         return table.slice(1)
 
     def reject_invalid(self, lines: list[bytes], rejections: Rejections) -> list[bytes]:
-        wrong: list[dict[str, Any]] = []
+        wrong: list[tuple[str, dict[str, Any]]] = []
         good: list[bytes | None] = [*lines]
         odd: dict[int, dict[str, Any]] = {}
         for number, line in enumerate(lines):
@@ -66,44 +68,56 @@ class NdjsonCodec:
             fault = self._fault_of_values(line, values)
             if fault is None:
                 continue
-            if fault[0] is not RejectionReason.MALFORMED and self.schema.lenient:
+            if fault[0] is not RejectionReason.MALFORMED and self._converting:
                 odd[number] = values
                 continue
             good[number] = None
-            rejections.add(fault[0], line, fault[1])
+            only = rejections.told(fault[0], self._only(values))
+            rejections.add(fault[0], line, fault[1], only=only)
             if fault[0] is RejectionReason.WRONG_TYPE:
-                wrong.append(values)
+                wrong.append((only, values))
         for number, fitting in zip(odd, self._converted(list(odd.values())), strict=True):
             fault = self._misfit(fitting)
             if fault is None:
                 good[number] = json.dumps({name: fitting.get(name) for name in self._textual}).encode()
                 continue
             good[number] = None
-            rejections.add(fault[0], lines[number], fault[1])
+            only = rejections.told(fault[0], self._only(fitting))
+            rejections.add(fault[0], lines[number], fault[1], only=only)
             if fault[0] is RejectionReason.WRONG_TYPE:
-                wrong.append(odd[number])
+                wrong.append((only, odd[number]))
         if wrong and self.schema.has_time:
             kinds = {name: self._textual[name] for name in self.schema.time.columns}
-            columns = [pa.array([_fitting(v.get(n), kind) for v in wrong], kind) for n, kind in kinds.items()]
-            rejections.add_times(RejectionReason.WRONG_TYPE, *readable_spans(columns, self.schema.time))
+            columns = [pa.array([_fitting(v.get(n), kind) for _, v in wrong], kind) for n, kind in kinds.items()]
+            times, onlys = readable_times(columns, self.schema.time), np.array([only for only, _ in wrong], object)
+            for only in dict.fromkeys(onlys):
+                rejections.add_times(RejectionReason.WRONG_TYPE, *times.spans(onlys == only), only)
         return [line for line in good if line is not None]
+
+    def _only(self, values: dict[str, Any]) -> str:
+        name = self.schema.rejects_by
+        return "" if name is None or name not in values else self.schema.only(values[name])
 
     def _converted(self, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Returns the records with the values of lenient columns in the types of the columns, as far as they can be."""
         found = [dict(values) for values in records]
-        for name in self.schema.lenient & self._textual.keys():
-            kind = self._textual[name]
-            at = [n for n, values in enumerate(records) if not _fits(values.get(name), kind)]
-            for n, value in zip(at, lenient_values([records[n][name] for n in at], kind), strict=True):
-                if value is not None or is_blank(records[n][name]):
-                    found[n][name] = value
+        for name in self._converting:
+            at = [n for n, values in enumerate(records) if not _fits(values.get(name), self._textual[name])]
+            nulls = [n for n in at if is_null(records[n][name], name, self.schema)]
+            found_here = dict.fromkeys(nulls)
+            if name in self.schema.lenient:
+                others = [n for n in at if n not in found_here]
+                values = lenient_values([records[n][name] for n in others], name, self.schema)
+                found_here |= {n: value for n, value in zip(others, values, strict=True) if value is not None}
+            for n, value in found_here.items():
+                found[n][name] = value
         return found
 
     def _fault_of_values(self, line: bytes, values: dict[str, Any]) -> tuple[RejectionReason, str] | None:
         keys: list[str] = []
         try:
             kept = functools.partial(_keep_keys, keys)
-            number = WrittenFloat if self.schema.lenient else None
+            number = WrittenFloat if self._converting else None
             value = json.loads(line.decode("utf-8"), object_pairs_hook=kept, parse_float=number)
         except RecursionError:
             return None  # the line is nested deeper than Python's limit, so Arrow decides
@@ -188,7 +202,7 @@ def _json_type(value: object) -> str:
     if isinstance(value, int | float):
         return f"the number {value}"
     if isinstance(value, str):
-        return "a string"
+        return f"the text {value[:40]!r}"
     if isinstance(value, dict):
         return "an object"
     return "an array" if isinstance(value, list) else "null"

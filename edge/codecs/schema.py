@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from edgewater.model.streams import TIME_COLUMN, Constant
+from edge.records import MAX_VALUES
+from edgewater.base.streams import TIME_COLUMN, Constant, is_constant, type_name
+from edgewater.model import arithmetic
+from edgewater.synopses import BoolArray
 
 MS_PER_UNIT = {"s": 1000.0, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
 """ms per unit of a number."""
@@ -71,12 +76,20 @@ class RecordSchema:
         constants: columns with one value in all records. Null becomes this value, and a record with another value is
             rejected.
         lenient: columns whose values may be written as another type (`lenient_parse`).
+        decimal: the decimal mark of texts in lenient columns.
+        nulls: by column, the words, or the values, that mean null.
+        on_nan: by column of float64, whether NaN is kept (the default), becomes null, or rejects the record.
+        rejects_by: the column by whose values rejected records are told apart; None: they are not.
     """
 
     columns: Mapping[str, pa.DataType]
     time: EventTime
     constants: Mapping[str, Constant] = field(default_factory=dict)
     lenient: frozenset[str] = frozenset()
+    decimal: str = "."
+    nulls: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    on_nan: Mapping[str, str] = field(default_factory=dict)
+    rejects_by: str | None = None
 
     @property
     def output(self) -> pa.Schema:
@@ -95,6 +108,46 @@ class RecordSchema:
     def has_time(self) -> bool:
         """Whether `textual` has the event time. The bodies of messages may lack it."""
         return all(name in self.textual for name in self.time.columns)
+
+    def with_nulls(self, values: pa.Array, name: str) -> pa.Array:
+        """Returns the values of a column, with null for the values that mean null there."""
+        if words := self.nulls.get(name):
+            is_text = pa.types.is_string(values.type)
+            meant = pa.array(words) if is_text else arithmetic.parse(pa.array(words), values.type)
+            values = pc.if_else(pc.is_in(values, meant.drop_null()), None, values)
+        if self.on_nan.get(name) == "null":
+            values = pc.if_else(pc.is_nan(values), None, values)
+        return values
+
+    def only(self, value: object) -> str:
+        """Returns `Rejection.only` for a value of the column `rejects_by`."""
+        name = self.rejects_by or ""
+        if name not in self.columns or not is_constant(value, type_name(self.columns[name])):
+            return ""
+        if name in self.nulls and self.with_nulls(pa.array([value], self.columns[name]), name).null_count:
+            return ""
+        return f"{{{json.dumps(name)}:{json.dumps(value)}}}"
+
+    def apart(self, values: pa.Table, rejected: BoolArray) -> Iterator[tuple[str, BoolArray]]:
+        """Yields rejected records by their value of the column `rejects_by`: `Rejection.only`, and a mask.
+
+        Args:
+            values: the values of the columns, as far as they could be read; some columns may be absent.
+        """
+        if self.rejects_by not in values.column_names:
+            yield "", rejected
+            return
+        column = values.column(self.rejects_by)
+        found = pc.unique(column.filter(pa.array(rejected))).to_pylist()[:MAX_VALUES]
+        rest = rejected.copy()
+        for value, only in ((value, self.only(value)) for value in found):
+            if only:
+                equal = pc.fill_null(pc.equal(column, pa.scalar(value, column.type)), False)
+                mask = rejected & equal.to_numpy(zero_copy_only=False)
+                rest &= ~mask
+                yield only, mask
+        if rest.any():
+            yield "", rest
 
     def empty(self) -> pa.RecordBatch:
         schema = self.output

@@ -1,5 +1,7 @@
 """Decodes syslog messages of RFC 5424 and RFC 3164, one message per line, all messages of a block together.
 
+A message of RFC 3164 may lack its priority, or its host if it has a tag.
+
 A time of RFC 3164 has neither year nor zone. The zone is the event time's (`EventTime.zone`). The year is chosen so
 that the time is nearest to the arrival. A message of RFC 3164 may have a time in ISO 8601, because rsyslog sends such
 messages.
@@ -23,11 +25,12 @@ from edgewater.synopses import BoolArray
 
 FIELDS = ("facility", "severity", "time", "arrival", "host", "app", "procid", "msgid", "message")
 """The fields of a message. A parameter of the structured data is an additional field ``sd.ID.PARAMETER``."""
-FACILITIES = (
-    "kern", "user", "mail", "daemon", "auth", "syslog", "lpr", "news", "uucp", "cron", "authpriv", "ftp", "ntp",
-    "security", "console", "solaris-cron", "local0", "local1", "local2", "local3", "local4", "local5", "local6",
-    "local7",
-)  # fmt: skip
+FACILITIES = tuple(
+    (
+        "kern user mail daemon auth syslog lpr news uucp cron authpriv ftp ntp security console solaris-cron local0 "
+        "local1 local2 local3 local4 local5 local6 local7"
+    ).split()
+)
 SEVERITIES = ("emerg", "alert", "crit", "err", "warning", "notice", "info", "debug")
 SD_FIELD = re.compile(r'sd\.([^=\]"\s]{1,32})\.([^=\]"\s.]{1,32})')
 _VALUE = r'"(?:[^"\\]|\\.)*"'
@@ -36,16 +39,19 @@ _NEW = (
     rf"(?s)^{_PRIORITY}1 (?P<time>\S+) (?P<host>\S+) (?P<app>\S+) (?P<procid>\S+) (?P<msgid>\S+) "
     rf'(?P<sd>-|(?:\[[^ =\]"]+(?: +[^ =\]"]+={_VALUE})* *\])+)(?: (?:\x{{FEFF}})?(?P<message>.*))?$'
 )
-_OLD = (
-    rf"(?s)^{_PRIORITY}(?P<time>[A-Z][a-z][a-z] [ \d]\d \d\d:\d\d:\d\d|\d{{4}}-\d\d-\d\dT\S+) "
+_TIME = r"[A-Z][a-z][a-z] [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT\S+"
+_OLD = (  # devices leave out the priority, or the host
+    rf"(?s)^(?:{_PRIORITY})?(?P<time>{_TIME}) "
     # A word that ends in a colon, or has a bracket, is the tag of a message without a host.
     r"(?P<host>[^\s\[\]]*[^\s\[\]:]) "
     r"(?:(?P<app>[^ :\[]+)(?:\[(?P<procid>[^\]]*)\])?: ?)?(?P<message>.*)$"
 )
+_TAGGED = rf"(?s)^(?:{_PRIORITY})?(?P<time>{_TIME}) (?P<app>[^ :\[]+)(?:\[(?P<procid>[^\]]*)\])?: ?(?P<message>.*)$"
 _NAMED = re.compile(r"\(\?P<(\w+)>")
-_HALF_YEAR_S = 182 * 86_400
+_HALF_YEAR_S = 182 * 86_400  # derived: a time without a year is in the year that makes it nearest
 """A time that is nearer to the arrival than this is farther in every other year."""
 _NIL = "-"
+_IS_VALID = "\0valid"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,7 @@ class SyslogFormat:
         def split(data: bytes, columns: Sequence[str]) -> tuple[pa.Array, BoolArray, dict[str, pa.Array]]:
             lines = lines_of(data)
             fields = _parse(lines, {_group_of(self.fields[name]) for name in columns})
-            valid: BoolArray = fields.column("priority").combine_chunks().is_valid().to_numpy(zero_copy_only=False)
+            valid: BoolArray = fields.column(_IS_VALID).combine_chunks().to_numpy(zero_copy_only=False)
             return lines, valid, {name: self._text(name, fields, arrival_ms) for name in columns}
 
         return FieldsCodec(self.schema, split, "a syslog message, such as <13>1 2023-10-11T22:14:15Z host app - - -")
@@ -78,6 +84,7 @@ class SyslogFormat:
             at = dt.datetime.fromtimestamp(arrival_ms / 1000, dt.UTC).isoformat()
             return pa.repeat(pa.scalar(at), fields.num_rows)
         text = fields.column(_group_of(field)).combine_chunks()
+        text = pc.if_else(pc.equal(text, ""), None, text)  # a group that did not match
         if field in ("facility", "severity"):
             number = text.cast(pa.uint8())
             number = pc.shift_right(number, 3) if field == "facility" else pc.bit_wise_and(number, 7)
@@ -104,25 +111,27 @@ def _group_of(field: str) -> str:
 
 
 def _parse(lines: pa.Array, groups: set[str]) -> pa.Table:
-    """Returns the texts of groups by line; null where a line lacks the part. `priority` is null for an invalid line."""
-    is_new = pc.match_substring_regex(lines, r"^<\d{1,3}>1 ")
-    if pc.all(is_new).as_py():
-        return _extract(lines, _NEW, groups)
-    mask = is_new.to_numpy(zero_copy_only=False)
-    if not mask.any():
-        return _extract(lines, _OLD, groups)
-    parts = [_extract(lines.filter(is_new), _NEW, groups), _extract(lines.filter(pc.invert(is_new)), _OLD, groups)]
-    order = np.concatenate([np.flatnonzero(mask), np.flatnonzero(~mask)])
+    """Returns the texts of groups by line; null where a line lacks the part. `_IS_VALID` tells the valid lines."""
+    is_new, is_tagged = (
+        pc.match_substring_regex(lines, form).to_numpy(zero_copy_only=False)
+        for form in (r"^<\d{1,3}>1 ", rf"^(?:<\d{{1,3}}>)?(?:{_TIME}) [^ :\[]+(?:\[[^\]]*\])?:(?: |$)")
+    )
+    kinds = np.where(is_new, 0, np.where(is_tagged, 1, 2))
+    present = [kind for kind in range(3) if (kinds == kind).any()] or [2]
+    if len(present) == 1:
+        return _extract(lines, (_NEW, _TAGGED, _OLD)[present[0]], groups)
+    parts = [_extract(lines.filter(pa.array(kinds == n)), (_NEW, _TAGGED, _OLD)[n], groups) for n in present]
+    order = np.argsort(kinds, kind="stable")
     return pa.concat_tables(parts).combine_chunks().take(pa.array(np.argsort(order)))
 
 
 def _extract(lines: pa.Array, pattern: str, groups: set[str]) -> pa.Table:
     """Extracts only the groups that are needed, because other groups take time."""
-    needed = {*groups, "priority"} - {"arrival"}
+    needed = groups - {"arrival"}
     texts = pc.extract_regex(lines, _NAMED.sub(lambda m: m[0] if m[1] in needed else "(?:", pattern))
     columns = {name: pc.struct_field(texts, name) for name in _NAMED.findall(pattern) if name in needed}
     nothing = {name: pa.nulls(len(lines), pa.string()) for name in sorted(needed - set(columns))}
-    return pa.table({name: (columns | nothing)[name] for name in sorted(needed)})
+    return pa.table({_IS_VALID: texts.is_valid()} | {name: (columns | nothing)[name] for name in sorted(needed)})
 
 
 def _with_year(texts: pa.Array, arrival_ms: int, zone: str) -> pa.Array:

@@ -7,10 +7,10 @@ replaced.
 
 from edge.config.connections import HttpConfig, LimitsConfig, UplinkConfig
 from edge.config.edge_config import EdgeConfig, load_config, parse_config
-from edge.config.section import HttpTlsConfig, Model, TlsConfig, secret
+from edge.config.section import HttpTlsConfig, Model, TlsConfig
 from edge.config.sources import FileConfig, HttpPushConfig, PackageSourceConfig, SourceConfig, StdinConfig
 from edge.config.streams import LookupConfig, ReplayConfig, StreamConfig, TimeConfig, Zone
-from edge.config.text import MAX_PATTERN, CsvConfig, RegexConfig, TextConfig
+from edge.config.text import MAX_PATTERN, CsvConfig, MessageConfig, RegexConfig, TextConfig
 
 __all__ = [
     "MAX_PATTERN",
@@ -22,6 +22,7 @@ __all__ = [
     "HttpTlsConfig",
     "LimitsConfig",
     "LookupConfig",
+    "MessageConfig",
     "Model",
     "PackageSourceConfig",
     "RegexConfig",
@@ -36,5 +37,4 @@ __all__ = [
     "Zone",
     "load_config",
     "parse_config",
-    "secret",
 ]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-import os
+from typing import Annotated, Self
 
-from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from edge.config.section import HttpTlsConfig, Model, TlsConfig
-from edgewater.model.errors import InvalidConfig
-from edgewater.runtime.configuration import Address, Duration, ProxyUrl, RemoteAddress, Size, read_secret, refusal
-
-log = logging.getLogger(__name__)
+from edgewater.base.errors import InvalidConfig
+from edgewater.model.link_forecast import LINK_NAME
+from edgewater.runtime.configuration import Address, Duration, ProxyUrl, RemoteAddress, Secret, Size, refusal
 
 MIN_BANDWIDTH = 1 << 10
 """The smallest accepted `bandwidth`, in bytes per second. Heartbeats alone take up to 150 bytes per second while an
@@ -28,7 +26,7 @@ class UplinkConfig(Model):
 
     address: RemoteAddress = "127.0.0.1:7400"
     """Address of the center's gateway."""
-    token: SecretStr | None = None
+    token: Secret | None = None
     """The token of this edge at the center."""
     tls: TlsConfig | None = None
     """TLS of the connection. None: no TLS."""
@@ -37,15 +35,13 @@ class UplinkConfig(Model):
     Variables such as ``https_proxy`` are not used."""
     bandwidth: Size | None = Field(default=None, ge=MIN_BANDWIDTH)
     """The largest number of bytes per second that this edge sends. None: unlimited."""
+    link: str | None = Field(default=None, pattern=f"^{LINK_NAME.pattern}$")
+    """The name of the link to the center, if other edges use it, too. Edges that name the same link divide what it
+    carries. None: no other edge uses it."""
     daily: Size | None = Field(default=None, gt=0)
     """The largest number of bytes per UTC day that this edge sends. Frames above it wait for the next day, but
     heartbeats do not. None: unlimited.
     """
-
-    @field_validator("token", mode="before")
-    @classmethod
-    def _secret(cls, value: object, info: ValidationInfo) -> object:
-        return read_secret(value, (info.context or {}).get("environ", os.environ))
 
 
 class HttpConfig(Model):
@@ -58,8 +54,10 @@ class HttpConfig(Model):
     """Additional host names that requests without credentials may use, such as the name of a proxy. Names of loopback
     are always accepted.
     """
-    tokens: list[SecretStr] = []
+    tokens: list[Secret] = []
     """Bearer tokens of the clients that push. Several are valid at once, so that one can replace another."""
+    origins: list[Annotated[str, Field(pattern=r"^(\*|https?://[^/?#\s]+)$")]] = []
+    """Origins of web pages whose scripts may push with a token (CORS), such as ``https://shop.example``; ``*``: all."""
     tls: HttpTlsConfig | None = None
     """TLS of the server. None: no TLS."""
     metrics: Address | None = None
@@ -67,12 +65,11 @@ class HttpConfig(Model):
     grpc: Address | None = None
     """Address of the gRPC services of sources such as otlp, with the same tokens and TLS. None: they are not served."""
 
-    @field_validator("tokens", mode="before")
-    @classmethod
-    def _secrets(cls, values: object, info: ValidationInfo) -> object:
-        if not isinstance(values, list):
-            raise refusal("a list of tokens, each the secret itself, {env: NAME} or {file: PATH}")
-        return [read_secret(value, (info.context or {}).get("environ", os.environ)) for value in values]
+    @model_validator(mode="after")
+    def _pages_have_tokens(self) -> Self:
+        if self.origins and not self.tokens:
+            raise refusal("`tokens` beside `origins`", "a web page needs a token to push")
+        return self
 
     @property
     def authenticates(self) -> bool:
@@ -93,23 +90,12 @@ class LimitsConfig(Model):
     """
     max_push_bytes: Size = Field(default=8 << 20, ge=1, le=MAX_PUSH_BYTES)
     """The largest size of one pushed body, both as sent and decompressed."""
-    push_timeout_ms: Duration = Field(default=60_000, alias="push_timeout", ge=100)
+    push_timeout_ms: Duration = Field(default=60_000, ge=100)
     """Time in which a pushed body must arrive."""
-    push_cpu_ms: Duration = Field(default=5_000, alias="push_cpu", ge=10)
+    push_cpu_ms: Duration = Field(default=5_000, ge=10)
     """The CPU time that decoding one pushed body may take."""
-    checkpoint_ms: Duration = Field(default=5000, alias="checkpoint", ge=100)
+    checkpoint_ms: Duration = Field(default=5000, ge=100)
     """Interval between checkpoints. It is longer if a checkpoint takes more than 5 % of it."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_scheduling(cls, value: object) -> object:
-        """Removes a key of 0.3.0, so that an upgrade needs no other file."""
-        if not isinstance(value, dict) or "scheduling" not in value:
-            return value
-        log.warning(
-            "limits.scheduling has no effect any more: all queries process each batch at once; remove it from the file"
-        )
-        return {key: each for key, each in value.items() if key != "scheduling"}
 
     @model_validator(mode="after")
     def _leaves_room(self) -> LimitsConfig:

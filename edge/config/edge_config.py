@@ -16,9 +16,17 @@ from edge.config.sources import PackageSourceConfig
 from edge.config.streams import StreamConfig
 from edge.config.text import TextConfig
 from edge.source_kinds import BUILT_IN, KINDS
-from edgewater.model.errors import InvalidConfig, did_you_mean
+from edgewater.base.errors import InvalidConfig, did_you_mean
 from edgewater.model.measure import NAME, NAME_ACCEPTED
-from edgewater.runtime.configuration import is_loopback, read_yaml, refusal, text_or_referenced, validate
+from edgewater.runtime.configuration import (
+    is_loopback,
+    naming_places,
+    read_yaml,
+    refusal,
+    text_or_referenced,
+    validate,
+    with_present_keys,
+)
 
 
 class EdgeConfig(Model):
@@ -81,10 +89,9 @@ class EdgeConfig(Model):
         return self
 
 
-_NEVER_SECRET = (
-    "topic", "topics", "brokers", "broker", "format", "client_id", "session", "start", "signal", "columns", "metrics",
-    "max_series",
-)  # fmt: skip
+_NEVER_SECRET = tuple(
+    "topic topics brokers broker format client_id session start signal columns metrics max_series".split()
+)
 
 
 def _without_secrets(path: str, options: object, error: InvalidConfig) -> InvalidConfig:
@@ -149,7 +156,7 @@ def parse_config(document: object, environ: Mapping[str, str] = os.environ) -> E
     Raises:
         InvalidConfig: names the key's path, its value and what is accepted.
     """
-    return validate(EdgeConfig, document, {"environ": environ})
+    return validate(EdgeConfig, with_present_keys(document), {"environ": environ})
 
 
 def load_config(path: str | Path, environ: Mapping[str, str] = os.environ) -> EdgeConfig:
@@ -158,4 +165,6 @@ def load_config(path: str | Path, environ: Mapping[str, str] = os.environ) -> Ed
     Raises:
         InvalidConfig: the file cannot be read, is not YAML, or has a value that is not accepted.
     """
-    return parse_config(read_yaml(path, ""), environ)
+    document = read_yaml(path, "")
+    with naming_places(path):
+        return parse_config(document, environ)

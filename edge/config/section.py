@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import os
+from pydantic import ConfigDict, model_validator
 
-from pydantic import ConfigDict, SecretStr, ValidationInfo, model_validator
-
-from edgewater.runtime.configuration import Section, read_secret, refusal
+from edgewater.runtime.configuration import Section, refusal
 
 
 class Model(Section):
     model_config = ConfigDict(strict=True)
-
-
-def secret(value: object, info: ValidationInfo) -> SecretStr | None:
-    """Reads a secret that is given as a text, ``{env: NAME}`` or ``{file: PATH}``. Validators of sources call it."""
-    return read_secret(value, (info.context or {}).get("environ", os.environ))
 
 
 class TlsConfig(Model):

@@ -23,7 +23,7 @@ class FileConfig(TextConfig):
     """The format of the records. It may be missing if the extension of `path` or a `regex` determines it."""
     follow: bool = False
     """Whether appended lines, new files and rotated files are read, too."""
-    rotate_wait: Duration = 60_000
+    rotate_wait_ms: Duration = 60_000
     """How long a followed file stays open after its last record, if it no longer matches the pattern. It is closed
     earlier if no process has it open for writing.
     """

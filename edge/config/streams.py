@@ -19,14 +19,16 @@ from edge.codecs import (
     EventTime,
     RecordSchema,
     is_time_pattern,
+    log_format,
 )
 from edge.config.section import Model
 from edge.config.sources import SourceConfig
-from edgewater.model.streams import COLUMN_TYPES, MAX_CONSTANT, TIME_COLUMN, Constant, is_constant
-from edgewater.model.time_functions import is_zone
+from edgewater.base.errors import did_you_mean
+from edgewater.base.streams import COLUMN_TYPES, MAX_CONSTANT, TIME_COLUMN, Constant, is_constant
+from edgewater.model.calendars import is_zone
 from edgewater.runtime.configuration import INSTANT_ACCEPTED, Duration, Instant, refusal
 
-IDLE_MS = 10_000
+IDLE_MS = 10_000  # limit: how long a silent source holds its stream back
 
 
 def _known_zone(name: str) -> str:
@@ -35,6 +37,16 @@ def _known_zone(name: str) -> str:
     return name
 
 
+def _known_types(columns: dict[str, str]) -> dict[str, str]:
+    for name, kind in columns.items():
+        if kind not in COLUMN_TYPES:
+            fault = f"column {name} has the unknown type {kind}{did_you_mean(kind, COLUMN_TYPES)}"
+            raise refusal(f"a type among {', '.join(COLUMN_TYPES)}", fault)
+    return columns
+
+
+Columns = Annotated[dict[str, str], AfterValidator(_known_types)]
+"""The types of columns by name."""
 Zone = Annotated[str, AfterValidator(_known_zone)]
 """A time zone of the IANA database."""
 
@@ -48,13 +60,13 @@ class TimeConfig(Model):
     """A second column, with the time of day, if `column` has dates."""
     unit: str = "ms"
     """`ms`, `s`, `us`, `ns`, `iso8601`, or a pattern of `strptime`. If a source of the stream is an access log, the
-    default is the time of access logs."""
+    default is the time of its lines."""
     zone: Zone = "UTC"
     """The IANA name of the time zone of times that state none. A time that its clocks skip is rejected. A time that
     they show twice counts at the one nearer to the record's arrival, and states the guess `doubled-hour`."""
     min_time: Instant = YEAR_2000_MS
     """Records with an earlier event time are rejected."""
-    max_skew: Duration = MAX_SKEW_MS
+    max_skew_ms: Duration = MAX_SKEW_MS
     """Records whose event time is further ahead of the stream's clock are rejected, because they would make the records
     of all others late. A replay has no such limit."""
 
@@ -103,9 +115,9 @@ class LookupConfig(Model):
     """Format of the file; by default the format that its extension names."""
     key: str | dict[str, str]
     """Key column of the stream and of the file; `{stream column: file column}` if their names differ."""
-    columns: dict[str, str] = Field(min_length=1)
+    columns: Columns = Field(min_length=1)
     """Columns of the file that are added, with their types. They become columns of the stream."""
-    refresh: Duration = Field(default=60_000, ge=1_000)
+    refresh_ms: Duration = Field(default=60_000, ge=1_000)
     """Interval at which the file is loaded again if it has changed."""
 
     @model_validator(mode="before")
@@ -125,9 +137,6 @@ class LookupConfig(Model):
 
     @model_validator(mode="after")
     def _types(self) -> LookupConfig:
-        for name, kind in self.columns.items():
-            if kind not in COLUMN_TYPES:
-                raise refusal(f"a type among {', '.join(COLUMN_TYPES)}", f"column {name} has the unknown type {kind}")
         if self.file_key in self.columns:
             raise refusal("columns without the key", f"{self.file_key} is the key")
         return self
@@ -141,10 +150,30 @@ class LookupConfig(Model):
         return self.key if isinstance(self.key, str) else next(iter(self.key.values()))
 
 
+def _access_time(options: Any) -> str | None:
+    """Returns the time unit of a source that is an access log; None for any other source."""
+    if not isinstance(options, dict):
+        return None
+    try:
+        declared = log_format(str(options["log_format"])).time_unit if "log_format" in options else None
+    except ValueError:  # its own validator refuses it
+        declared = ACCESS_TIME
+    return ACCESS_TIME if options.get("format") in ACCESS_LOGS else declared
+
+
+class RejectsConfig(Model):
+    """What is stated about rejected records."""
+
+    by: str
+    """A column that tells devices apart. A rejected record in which it can be read widens only the groups with its
+    value, in queries whose `group_by` has the column. The center's alarm then names the column, the first value and the
+    device, so they leave this machine."""
+
+
 class StreamConfig(Model):
     """A stream that this edge serves."""
 
-    columns: dict[str, str]
+    columns: Columns
     """Name and type of each column: string, int64, float64 or bool."""
     time: TimeConfig
     """The column and unit of the event time. The section may be missing if a source is an access log."""
@@ -155,9 +184,19 @@ class StreamConfig(Model):
     lenient: list[str] = []
     """Columns whose values may be written as another type: `"66.2"` and `200.0` as numbers, `yes` and `off` as
     booleans, a number or `true` as a text. Other values are rejected as ever."""
-    disorder_ms: Duration = Field(default=0, alias="disorder")
+    decimal: Literal[".", ","] = "."
+    """The decimal mark of texts as numbers in `lenient` columns. With a comma, `1.234` and `1.234,5` are no numbers,
+    because the point may separate thousands."""
+    nulls: dict[str, Annotated[list[str], Field(min_length=1)]] = {}
+    """By column, the words and values that mean null, such as `{temp: ["", NA, "-999"]}`."""
+    on_nan: dict[str, Literal["keep", "null", "reject"]] = {}
+    """By column of float64, what NaN is: a value (`keep`, the default), no value (`null`), or a reason to reject the
+    record (`reject`)."""
+    rejects: RejectsConfig | None = None
+    """What is stated about rejected records. None: a rejected record may belong to any group."""
+    disorder_ms: Duration = 0
     """How far the event time of a record may be behind the newest record without being late."""
-    idle: Duration | None = None
+    idle_ms: Duration | None = None
     """Time without records after which a source's watermark follows the clock. None: 10s for a live stream, and never
     in a replay.
     """
@@ -171,9 +210,6 @@ class StreamConfig(Model):
     def _types(cls, columns: dict[str, str]) -> dict[str, str]:
         if not columns:
             raise refusal("at least one column, such as {carrier: string}")
-        for name, kind in columns.items():
-            if kind not in COLUMN_TYPES:
-                raise refusal(f"a type among {', '.join(COLUMN_TYPES)}", f"column {name} has the unknown type {kind}")
         if TIME_COLUMN in columns:
             raise refusal(f"another name than {TIME_COLUMN}", "that is the name of the event time in every stream")
         return columns
@@ -187,10 +223,9 @@ class StreamConfig(Model):
             if isinstance(sources, list)
             else []
         )
-        if not any(isinstance(options, dict) and options.get("format") in ACCESS_LOGS for options in kinds):
-            return stream
-        time = stream.get("time", {})
-        return {**stream, "time": {"column": "time", "unit": ACCESS_TIME, **time}} if isinstance(time, dict) else stream
+        unit = next((unit for options in kinds if (unit := _access_time(options)) is not None), None)
+        time = stream.get("time", {}) if unit is not None else None
+        return {**stream, "time": {"column": "time", "unit": unit, **time}} if isinstance(time, dict) else stream
 
     @model_validator(mode="after")
     def _formats_fit(self) -> StreamConfig:
@@ -248,12 +283,28 @@ class StreamConfig(Model):
             known.update(lookup.columns)
         return self
 
+    @field_validator("on_nan", mode="before")
+    @classmethod
+    def _null_is_a_word(cls, on_nan: object) -> object:
+        """YAML reads the word null as None."""
+        return (
+            {n: "null" if each is None else each for n, each in on_nan.items()} if isinstance(on_nan, dict) else on_nan
+        )
+
     @model_validator(mode="after")
-    def _lenient_fit(self) -> StreamConfig:
-        if unknown := [name for name in self.lenient if name not in self.columns]:
-            raise refusal(
-                f"some of the columns {', '.join(self.columns)}", f"lenient has {unknown[0]}, which is no column"
-            )
+    def _columns_are_there(self) -> StreamConfig:
+        for key, names in (("lenient", self.lenient), ("nulls", self.nulls), ("on_nan", self.on_nan)):
+            fitting = [name for name, kind in self.columns.items() if key != "on_nan" or kind == "float64"]
+            if unknown := next((name for name in names if name not in fitting), None):
+                near = did_you_mean(unknown, fitting)
+                raise refusal(f"some of the columns {', '.join(fitting)}", f"{key} has {unknown}{near}")
+        return self
+
+    @model_validator(mode="after")
+    def _rejects_fit(self) -> StreamConfig:
+        if self.rejects is not None and self.columns.get(self.rejects.by) not in ("string", "int64", "bool"):
+            known = ", ".join(name for name, kind in self.columns.items() if kind != "float64")
+            raise refusal(f"rejects.by: one of the columns {known}", f"got {self.rejects.by!r}")
         return self
 
     @model_validator(mode="after")
@@ -261,7 +312,8 @@ class StreamConfig(Model):
         for name, value in self.constants.items():
             declared = self.columns.get(name)
             if declared is None:
-                raise refusal(f"one of the columns {', '.join(self.columns)}", f"constants.{name} is no column")
+                near = did_you_mean(name, self.columns)
+                raise refusal(f"one of the columns {', '.join(self.columns)}", f"constants.{name} is no column{near}")
             if not is_constant(value, declared):
                 accepted = (
                     f"a {declared} of at most {MAX_CONSTANT} characters" if declared == "string" else f"a {declared}"
@@ -284,14 +336,18 @@ class StreamConfig(Model):
     @property
     def record_schema(self) -> RecordSchema:
         """The schema that the decoders of this stream's sources produce."""
-        skew = self.time.max_skew if self.replay is None else None
+        skew = self.time.max_skew_ms if self.replay is None else None
         of = self.time
         time = EventTime(of.column, of.unit, of.min_time, skew, of.time_of_day, of.zone)
-        return RecordSchema(self.arrow_columns, time, self.constants, frozenset(self.lenient))
+        by = None if self.rejects is None else self.rejects.by
+        nulls = {name: tuple(words) for name, words in self.nulls.items()}
+        return RecordSchema(
+            self.arrow_columns, time, self.constants, frozenset(self.lenient), self.decimal, nulls, self.on_nan, by
+        )
 
     @property
-    def idle_ms(self) -> int | None:
+    def idle_rule_ms(self) -> int | None:
         """See `edge.core.streams.StreamSpec.idle_ms`. The default is 10 s for a live stream and None for a replay."""
-        if self.idle is not None:
-            return self.idle
+        if self.idle_ms is not None:
+            return self.idle_ms
         return IDLE_MS if self.replay is None else None

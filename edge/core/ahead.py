@@ -11,7 +11,7 @@ from edgewater.synopses import IntArray
 
 MAX_SPANS = 16
 """Spans of event time per source. If there are more, the spans with the least time between them are joined."""
-JOINED_MS = 1_000
+JOINED_MS = 1_000  # limit: number of spans
 """Records whose event times differ by less than this are in one span."""
 
 

@@ -18,22 +18,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from edge.arrivals import BernoulliSampler, GroupMonitor, SubstreamMonitor
-from edgewater.arrivals import GroupedSubstream, ReportSchedule, SubstreamStatistics
+from edge.arrivals import BernoulliSampler, SubstreamMonitor
+from edgewater.arrivals import ReportSchedule, SubstreamStatistics, encode_report, fits_report, read_report
+from edgewater.base.streams import MIN_TIME_MS
 from edgewater.model.accuracy import MAX_GROUPS
-from edgewater.model.streams import MIN_TIME_MS
 from edgewater.synopses import DEFAULT_SEED, BoolArray, FloatArray, IntArray
 from edgewater.synopses.encoding.state import State
 from edgewater.wire import Arrivals, SamplingReason
-
-Statistics = SubstreamStatistics | GroupedSubstream
 
 NARROW_SHARE = 0.1
 """Part of the link, before compression, above which statistics of groups are not sent. Below half of it they are sent
 again."""
 RATE_WEIGHT = 0.25
 """Weight of the last report in the mean bytes per time."""
-READY_BYTES = 600
+READY_BYTES = 600  # limit: memory of statistics
 """The least memory of a sub-stream's statistics until they are sent."""
 
 
@@ -66,7 +64,7 @@ class ArrivalReport:
     arrivals: Arrivals
     counts_only: bool
     slot: int
-    rest: dict[int, Statistics]
+    rest: dict[int, SubstreamStatistics]
     full_bytes: int
 
 
@@ -89,11 +87,9 @@ class ArrivalMonitor:
     ) -> None:
         self.schedule, self.key_types = schedule, tuple(key_types)
         self.sampling = SamplingSettings()
-        self._monitor: SubstreamMonitor | GroupMonitor = (
-            GroupMonitor(schedule.grid, self.key_types, MAX_GROUPS) if key_types else SubstreamMonitor(schedule.grid)
-        )
+        self._monitor = SubstreamMonitor(schedule.grid, self.key_types, MAX_GROUPS if key_types else 1)
         self._sampler = BernoulliSampler(source, seed)
-        self._ready: dict[int, Statistics] = {}
+        self._ready: dict[int, SubstreamStatistics] = {}
         self._complete = MIN_TIME_MS  # report slot up to which `_ready` is complete
         self._reported = MIN_TIME_MS  # report slot up to which the center has all statistics
         self.last_arrival_ms = MIN_TIME_MS
@@ -105,11 +101,7 @@ class ArrivalMonitor:
 
     @property
     def nbytes(self) -> int:
-        collected = self._monitor.nbytes if isinstance(self._monitor, GroupMonitor) else 0
-        return collected + sum(
-            READY_BYTES + (s.nbytes if isinstance(s, GroupedSubstream) else 16 * len(s.cells))
-            for s in self._ready.values()
-        )
+        return self._monitor.nbytes + sum(READY_BYTES + s.nbytes for s in self._ready.values())
 
     def observe(
         self,
@@ -138,7 +130,7 @@ class ArrivalMonitor:
         origin = self.schedule.origin_ms
         born = times_ms - origin
         if values is None:
-            self._add(born, arrival_ms - origin, keys)
+            self._monitor.observe(born, arrival_ms - origin, keys)
             return
         # A record without a value does not contribute to a sum or a mean. It is not counted, because it would be
         # treated as a record that was sampled out.
@@ -152,21 +144,7 @@ class ArrivalMonitor:
             positions = positions[np.isfinite(values[positions])]
         if population is None:  # with a population, only the values of sampled records are known
             bounds = values, values
-        self._add(born, arrival_ms - origin, keys, values[positions], positions, bounds)
-
-    def _add(
-        self,
-        born: IntArray,
-        arrival: int,
-        keys: Sequence[pa.Array],
-        values: FloatArray | None = None,
-        positions: IntArray | None = None,
-        bounds: tuple[FloatArray, FloatArray] | None = None,
-    ) -> None:
-        if isinstance(self._monitor, GroupMonitor):
-            self._monitor.observe(born, arrival, keys, values, positions, bounds)
-        else:
-            self._monitor.observe(born, arrival, values, positions, bounds)
+        self._monitor.observe(born, arrival_ms - origin, keys, values[positions], positions, bounds)
 
     def sample(self, ids: IntArray) -> BoolArray | None:
         """Returns a mask of the records to process; None: all.
@@ -242,19 +220,36 @@ class ArrivalMonitor:
         self._complete_through(slot)
         ready, full_bytes = self._ready, 0
         if counts_only:
-            ready, full_bytes = _without_groups(ready)
-        rest, substreams, room = dict(ready), list[bytes](), capacity_bytes
-        for index in sorted(ready):
-            if (substreams and room <= 0) if count is None else len(substreams) == count:
-                break
-            substreams.append(rest.pop(index).to_state())
-            room -= len(substreams[-1])
+            full_bytes = len(self._encoded([each for _, each in sorted(ready.items())]))
+            ready = _without_groups(ready)
+        indices = sorted(ready)
+        sent = self._sent(ready, indices, capacity_bytes) if count is None else indices[:count]
+        data = self._encoded([ready[index] for index in sent])
+        rest = {index: ready[index] for index in indices[len(sent) :]}
         if self.key_types and not counts_only:
-            full_bytes = sum(map(len, substreams))
+            full_bytes = len(data)
+        substreams = (data,) if sent else ()
         # Until the first slot is reported completely, `reported_before_ms` is the minimum time.
         through_ms = self.reported_before_ms if rest else self.schedule.starts_at(slot)
-        arrivals = Arrivals(through_ms, tuple(substreams), self._unreported_reason, unread)
+        arrivals = Arrivals(through_ms, substreams, self._unreported_reason, unread)
         return ArrivalReport(arrivals, counts_only, slot, rest, full_bytes)
+
+    def count(self, arrivals: Arrivals) -> int:
+        """Returns the number of sub-streams of a recorded report."""
+        grid, grouped = self.schedule.grid, bool(self.key_types)
+        return sum(len(read_report(each, grid, grouped=grouped)) for each in arrivals.substreams)
+
+    def _sent(self, ready: Mapping[int, SubstreamStatistics], indices: list[int], capacity_bytes: int) -> list[int]:
+        """Returns the sub-streams of a report that is within the capacity, at least one if there are any."""
+        statistics = [ready[index] for index in indices]
+        while len(statistics) > 1:
+            if fits_report(statistics) and len(self._encoded(statistics)) <= capacity_bytes:
+                break
+            statistics = statistics[: len(statistics) // 2]
+        return indices[: len(statistics)]
+
+    def _encoded(self, statistics: Sequence[SubstreamStatistics]) -> bytes:
+        return encode_report(statistics, self.schedule.slice_substreams) if statistics else b""
 
     def apply(self, report: ArrivalReport) -> None:
         """Removes what a report has, which `report` has just returned."""
@@ -296,11 +291,7 @@ class ArrivalMonitor:
             ready = self._ready.get(statistics.index)
             if ready is None:
                 self._ready[statistics.index] = statistics
-            elif isinstance(ready, GroupedSubstream):
-                assert isinstance(statistics, GroupedSubstream)
-                ready.merge(statistics)
             else:
-                assert isinstance(statistics, SubstreamStatistics)
                 ready.merge(statistics)
         self._complete = slot
 
@@ -324,22 +315,20 @@ class ArrivalMonitor:
         result._unreported_reason = SamplingReason(unreported_reason)
         result._counts_only, result._bytes_per_ms, result._full_bytes = detail
         result._prefers_counts = result._counts_only
-        kind: type[Statistics] = SubstreamStatistics
-        if key_types:
-            result._monitor, kind = GroupMonitor.from_state(monitor, grid, key_types, MAX_GROUPS), GroupedSubstream
-        else:
-            result._monitor = SubstreamMonitor.from_state(monitor, grid)
-        result._ready = {int(index): kind.from_state(data, grid) for index, data in state.arrays.items()}
+        result._monitor = SubstreamMonitor.from_state(monitor, grid, key_types, result._monitor.limit)
+        result._ready = {
+            int(index): SubstreamStatistics.from_state(data, grid, grouped=bool(key_types))
+            for index, data in state.arrays.items()
+        }
         return result
 
 
-def _without_groups(ready: Mapping[int, Statistics]) -> tuple[dict[int, Statistics], int]:
-    """Returns the number of records as statistics of the first sub-stream, and the bytes of all statistics."""
-    grouped = [replace(s) for _, s in sorted(ready.items()) if isinstance(s, GroupedSubstream)]
-    full_bytes = sum(len(statistics.to_state()) for statistics in grouped)
+def _without_groups(ready: Mapping[int, SubstreamStatistics]) -> dict[int, SubstreamStatistics]:
+    """Returns the number of records as statistics of the first sub-stream."""
+    grouped = [replace(s) for _, s in sorted(ready.items())]
     for statistics in grouped:
         statistics.drop_groups()
     if not grouped:
-        return dict(ready), 0
+        return {}
     grouped[0].unattributed = sum(s.unattributed for s in grouped)
-    return {grouped[0].index: grouped[0]}, full_bytes
+    return {grouped[0].index: grouped[0]}

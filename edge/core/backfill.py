@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from edge.core.ahead import no_numbers, span_begins
-from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.base.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.synopses import IntArray
 
 MAX_BUCKETS = 2048
 """Maximum number of buckets per source. Beyond it, the buckets become twice as wide."""
-FIRST_WIDTH_MS = 1_000
+FIRST_WIDTH_MS = 1_000  # limit: memory of the first step
 MAX_SPANS = 8
 """Spans of event time in which a backfill states the lost records of one source."""
 FIRST_RECORD_NUMBER = MIN_TIME_MS

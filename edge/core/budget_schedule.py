@@ -14,7 +14,7 @@ from typing import Any
 
 from edgewater.model.share_steps import ShareStep, ShareSteps
 
-MAX_STEPS = 64
+MAX_STEPS = 64  # limit: memory of a schedule
 
 
 @dataclass(frozen=True, slots=True)

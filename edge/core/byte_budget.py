@@ -8,6 +8,7 @@ can have it too. Equal bytes for each slice would send small errors at night, an
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,14 +33,14 @@ class ByteRoom:
     """What a query may use.
 
     Attributes:
-        at_ms: time since the period began; negative if the clock was set back.
+        at_ms: time since the period began.
         now_bytes: now.
         rest_bytes: until the period ends.
         period: its number.
     """
 
     at_ms: int
-    now_bytes: int
+    now_bytes: float
     rest_bytes: int
     period: int
 
@@ -47,40 +48,53 @@ class ByteRoom:
 class ByteCount:
     """The bytes that a query has used in the period.
 
-    A period never begins twice when the clock is set back. After a larger correction, and in a new state, all bytes
-    until now count as used.
+    In a new state, all bytes until now count as used, and so they do in an earlier period after the clock was set back.
+    What is used there counts in the newest period, too, so no period has its bytes twice.
 
     Args:
         now_ms: wall time.
+
+    Attributes:
+        used: the used bytes, by the number of the period: of the newest one, and of the one to which the clock was set
+            back.
     """
 
     def __init__(self, spec: QuerySpec, now_ms: int) -> None:
         assert spec.byte_budget is not None
         self._amount, self._period_ms = spec.byte_budget.of_edge(spec.edges), spec.byte_budget.period_ms
-        self.period = now_ms // self._period_ms
-        self.used = self._available(now_ms % self._period_ms)
+        self.used = {now_ms // self._period_ms: self._available(now_ms)}
 
-    def _available(self, at_ms: int) -> int:
-        share = AHEAD_SHARE + (1.0 - AHEAD_SHARE) * min(max(at_ms / self._period_ms, 0.0), 1.0)
-        return int(self._amount * share)
+    def _available(self, now_ms: int) -> int:
+        return int(self._amount * (AHEAD_SHARE + (1.0 - AHEAD_SHARE) * (now_ms % self._period_ms) / self._period_ms))
 
-    def _at(self, now_ms: int) -> tuple[int, int]:
-        """Returns the period at a time, and the bytes that it has used."""
-        period = now_ms // self._period_ms
-        if period in (self.period, self.period - 1):
-            return self.period, self.used
-        return period, 0 if period > self.period else self._available(now_ms % self._period_ms)
+    def _period(self, now_ms: int) -> int:
+        """Returns the period at a time; begins an earlier one if the clock was set back."""
+        period, newest = now_ms // self._period_ms, max(self.used)
+        if period < newest and period not in self.used:
+            self.used = {newest: self.used[newest], period: self._available(now_ms)}
+        return period
 
     def room(self, now_ms: int) -> ByteRoom:
         """Returns what may be used."""
-        period, used = self._at(now_ms)
-        at_ms = now_ms - period * self._period_ms
-        return ByteRoom(at_ms, self._available(at_ms) - used, self._amount - used, period)
+        period = self._period(now_ms)
+        used = self.used.get(period, 0)
+        return ByteRoom(now_ms % self._period_ms, self._available(now_ms) - used, self._amount - used, period)
+
+    def due_ms(self, now_ms: int, size: int) -> int:
+        """Returns the wall time from which so many bytes may be used; at the earliest now, at the latest in the next
+        period.
+        """
+        room = self.room(now_ms)
+        missing = size - room.now_bytes
+        if missing <= 0:
+            return now_ms
+        wait_ms = math.ceil((missing + 1.0) * self._period_ms / (self._amount * (1.0 - AHEAD_SHARE)))
+        return now_ms + min(wait_ms, self._period_ms - room.at_ms)
 
     def add(self, now_ms: int, frame: Frame) -> None:
         """Counts a frame."""
-        self.period, used = self._at(now_ms)
-        self.used = used + link_bytes(frame.wire_bytes)
+        period, size = self._period(now_ms), link_bytes(frame.wire_bytes)
+        self.used = {p: used + size for p, used in ({period: 0} | self.used).items() if p >= period}
 
 
 class BytePrices:
@@ -98,9 +112,9 @@ class BytePrices:
 
     def learn(self, errors: FloatArray, room: ByteRoom) -> None:
         """Adds the errors of a slice that has closed, before any of its entries are sent; descending."""
-        part = room.period * PARTS + max(room.at_ms, 0) * PARTS // self._period_ms
-        if part > self._part:
-            if self._learned:
+        part = room.period * PARTS + room.at_ms * PARTS // self._period_ms
+        if part != self._part:
+            if self._learned and part > self._part:
                 self._counts[self._part % PARTS] = self._now
                 self._counts[np.arange(self._part + 1, min(part, self._part + PARTS)) % PARTS] = 0.0
             self._part, self._now, self._learned = part, np.zeros(len(LEVELS)), 0
@@ -113,7 +127,7 @@ class BytePrices:
         Args:
             errors: of the groups that have not been sent, descending.
         """
-        part, within = divmod(max(room.at_ms, 0) * PARTS / self._period_ms, 1.0)
+        part, within = divmod(room.at_ms * PARTS / self._period_ms, 1.0)
         ahead = np.append([1.0 - within], np.ones(PARTS - 1 - int(part)))
         counts = np.roll(self._counts, -int(part), axis=0)[: len(ahead)]
         # Before the first period has passed, a part is expected to be like the mean of all parts so far.

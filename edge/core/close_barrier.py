@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from edge.core.slices import Slice
+from edgewater.base.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.model.windows import SlidingWindow
 
 

@@ -42,15 +42,16 @@ from edge.core.events import (
     SourcesOpened,
     TickEvent,
 )
+from edge.core.frame_state import Decision
 from edge.core.memory import HeldMemory
 from edge.core.pull_planner import PullPlanner, has_closed
 from edge.core.query_pipeline import QueryPipeline
 from edge.core.shared_batch import BatchRecords, Sharing
 from edge.core.streams import StreamSpec, StreamState
 from edge.core.turn import Turn
-from edgewater.model.errors import InvalidQuery, StorageError
+from edgewater.base.errors import InvalidQuery, StorageError
+from edgewater.base.streams import MAX_TIME_MS, TIME_COLUMN
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import MAX_TIME_MS, TIME_COLUMN
 from edgewater.model.window_range import ALL_WINDOWS
 from edgewater.synopses import GroupedAggregate
 from edgewater.synopses.encoding.state import State
@@ -166,6 +167,8 @@ class EdgeCore:
             )
         try:
             bound = spec.bind(stream.spec.columns)
+            for lookup in spec.lookups:
+                lookup.require_rows()
         except InvalidQuery as exc:
             return self._refuse(ref, exc)
         self.queries[ref] = QueryPipeline.begin(
@@ -311,7 +314,7 @@ class EdgeCore:
     @_handle.register
     def _(self, event: PullEvent) -> list[Effect]:
         effects = list[Effect]()
-        demands, shares = partial(self.pulls.demands, event), self.pulls.shares()
+        demands, shares = partial(self.pulls.demands, event), self.pulls.shares(event.now_ms)
         turn = Turn(event, list(self.queries.values()), demands, self._served_bytes, self._first_pulls, self._turns)
         self._first_pulls = turn.first_pulls
         for pipeline in turn.queries:
@@ -322,9 +325,12 @@ class EdgeCore:
             decision = pipeline.shipper.decide(conditions)
             if decision is None:
                 continue
-            frame = Frame.pack(self.next_seq, pipeline.ref, pipeline.frames.apply(decision))
+            body = pipeline.frames.apply(decision)
+            frame = Frame.pack(self.next_seq, pipeline.ref, body)
+            omitted = pipeline.shipper.entry_bytes if pipeline.store.policy.lacks_bytes else 0.0
+            pipeline.load.add(frame.plain_wire_bytes, body.closes, decision.closed, omitted)
             self._append_unacked(frame)
-            pipeline.count_bytes(event.now_ms, frame, decision)
+            self._count_bytes(event, frame, decision)
             counts_only = decision.report is not None and decision.report.counts_only
             effects.append(FrameBuilt(frame, decision.closed, counts_only))
             self._served_bytes, self._turns = turn.serve(pipeline, frame.plain_wire_bytes), turn.turns
@@ -348,8 +354,17 @@ class EdgeCore:
         """Applies a recorded frame; returns whether this state gives it the same body."""
         decision = pipeline.frames.read(built, self.pulls.conditions(pipeline, pull, 0, 1.0))
         own = encode_body(pipeline.frames.apply(decision))
-        pipeline.count_bytes(pull.now_ms, built.frame, decision)
+        self._count_bytes(pull, built.frame, decision)
         return decision.closed == built.closed and google_crc32c.value(own) == built.frame.crc32c
+
+    def _count_bytes(self, pull: PullEvent, frame: Frame, decision: Decision) -> None:
+        """Counts a frame against the byte budgets of all versions of its query."""
+        for ref, pipeline in self.queries.items():
+            if ref.name == frame.query.name and pipeline.byte_count is not None:
+                pipeline.byte_count.add(pull.now_ms, frame)
+        prices = self.queries[frame.query].store.policy.prices
+        if prices is not None:
+            prices.sent(frame, sum(len(send.shipment.groups) for send in decision.sends))
 
     def _append_unacked(self, frame: Frame) -> None:
         self.next_seq = frame.seq + 1

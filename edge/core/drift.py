@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from edgewater.model.streams import MAX_TIME_MS
+from edgewater.base.streams import MAX_TIME_MS
 from edgewater.synopses import FloatArray
 
 MAX_DRIFT = 1e200

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from edge.core.measure_inputs import MeasureArguments
+from edgewater.base.streams import MIN_TIME_MS
 from edgewater.model.arithmetic import to_float
-from edgewater.model.streams import MIN_TIME_MS
 from edgewater.synopses.late_values import LATE_VALUES
 from edgewater.wire import UNCERTAIN, DroppedRecords, DropReason, FrameBody, Withheld
 
@@ -28,8 +28,8 @@ LATE = {reason.label: reason for reason in DropReason if reason.is_late}
 """The reasons of late records that are not counted, by label."""
 _REASONS = LATE | UNCERTAIN | {COUNTED: DropReason.COUNTED}
 
-_Place = tuple[int, int, DropReason]
-"""Slice, end of the last slice (`_ONE`: there is only this slice), reason."""
+_Place = tuple[int, int, DropReason, str]
+"""Slice, end of the last slice (`_ONE`: there is only this slice), reason, and `DroppedRecords.only`."""
 _ONE = MIN_TIME_MS
 _Amounts = dict[str, Withheld]
 """By measure, by how much late records may move a value; an absent measure is unknown."""
@@ -109,11 +109,13 @@ class UnreportedDrops:
         counts: number of records by place.
         amounts: of late records, by place.
         since_ms: wall time of the first unreported record; None: there are none.
+        most: the largest number of slices that are stated (`MAX_SLICES`).
     """
 
     counts: dict[_Place, int] = field(default_factory=dict)
     since_ms: int | None = None
     amounts: dict[_Place, _Amounts] = field(default_factory=dict)
+    most: int = MAX_SLICES
 
     def __bool__(self) -> bool:
         return bool(self.counts)
@@ -125,6 +127,7 @@ class UnreportedDrops:
         records: int,
         until_ms: int | None = None,
         late: MeasureArguments | None = None,
+        only: str = "",
     ) -> None:
         """Adds records that came late, or were dropped or guessed for one of the reasons of `DropReason`; other reasons
         are not reported by slice.
@@ -132,12 +135,13 @@ class UnreportedDrops:
         Args:
             until_ms: as in `DroppedRecords`; always given for records that did not come too late.
             late: the arguments of records that came late; None: their amounts are unknown.
+            only: as in `DroppedRecords`.
         """
         if reason not in _REASONS:
             return
-        key = slice_start_ms, _ONE if until_ms is None else until_ms, _REASONS[reason]
-        if key not in self.counts and len(self.counts) >= MAX_SLICES:
-            key = self._unite(key) if key[2].label in UNCERTAIN else (MIN_TIME_MS, _ONE, key[2])
+        key = slice_start_ms, _ONE if until_ms is None else until_ms, _REASONS[reason], only
+        if key not in self.counts and len(self.counts) >= self.most:
+            key = self._unite(key) if key[2].label in UNCERTAIN else (MIN_TIME_MS, _ONE, key[2], "")
         if key[2].label not in UNCERTAIN:
             added = {} if late is None else late_amounts(late)
             self.amounts[key] = _both(self.amounts.get(key, {}), added) if key in self.counts else added
@@ -145,7 +149,7 @@ class UnreportedDrops:
 
     def inherit(self, other: UnreportedDrops) -> None:
         """Adds the late records of a removed version. They have no slices here, because no version has these slices."""
-        for (_, _, reason), records in other.counts.items():
+        for (_, _, reason, _), records in other.counts.items():
             if not reason.is_rejection and reason is not DropReason.COUNTED:
                 self.add(MIN_TIME_MS, reason.label, records)
         self.since_ms = self.since_ms if other.since_ms is None or not self.counts else other.since_ms
@@ -155,7 +159,7 @@ class UnreportedDrops:
         reason = key[2]
         of_reason = [key, *(place for place in self.counts if place[2] is reason)]
         records = sum(self.counts.pop(place, 0) for place in of_reason)
-        united = min(start for start, _, _ in of_reason), max(until for _, until, _ in of_reason), reason
+        united = min(place[0] for place in of_reason), max(place[1] for place in of_reason), reason, ""
         self.counts[united] = records
         return united
 
@@ -170,9 +174,14 @@ class UnreportedDrops:
         """
         report = [
             DroppedRecords(
-                start, reason, records, None if until == _ONE else until, self._amounts((start, until, reason))
+                start,
+                reason,
+                records,
+                None if until == _ONE else until,
+                self._amounts((start, until, reason, only)),
+                only,
             )
-            for (start, until, reason), records in sorted(self.counts.items())
+            for (start, until, reason, only), records in sorted(self.counts.items())
         ]
         self.counts, self.amounts, self.since_ms = {}, {}, None
         dropped = tuple(each for each in report if each.reason is not DropReason.COUNTED)
@@ -184,19 +193,20 @@ class UnreportedDrops:
     def to_state(self) -> list[Any]:
         rows = []
         for place, n in sorted(self.counts.items()):
-            start, until, reason = place
-            rows.append([start, int(reason), n, until, *map(_amount_to_row, self._amounts(place))])
+            start, until, reason, only = place
+            more = [only] if only else map(_amount_to_row, self._amounts(place))
+            rows.append([start, int(reason), n, until, *more])
         return [self.since_ms, rows]
 
-    @classmethod
-    def from_state(cls, state: Sequence[Any]) -> UnreportedDrops:
-        result = cls(since_ms=state[0])
-        for start, reason, n, until, *amounts in state[1]:
-            place = start, until, DropReason(reason)
-            result.counts[place] = n
-            if place[2].label not in UNCERTAIN:
-                result.amounts[place] = {row[0]: _amount_of_row(row) for row in amounts}
-        return result
+    def restore(self, state: Sequence[Any]) -> None:
+        """Restores what `to_state` returned."""
+        self.since_ms = state[0]
+        for start, reason, n, until, *more in state[1]:
+            is_uncertain = DropReason(reason).label in UNCERTAIN
+            place = start, until, DropReason(reason), more[0] if is_uncertain and more else ""
+            self.counts[place] = n
+            if not is_uncertain:
+                self.amounts[place] = {row[0]: _amount_of_row(row) for row in more}
 
 
 def _amount_to_row(amount: Withheld) -> list[Any]:

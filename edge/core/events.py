@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from edge.core.memory import MemoryAction
 from edge.records import RejectedRecords
+from edgewater.base.streams import MAX_TIME_MS
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import MAX_TIME_MS
 from edgewater.model.window_range import WindowRange
 from edgewater.wire import Frame, QueryRef, SamplingReason
 

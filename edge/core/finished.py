@@ -8,7 +8,7 @@ from typing import Self
 
 import numpy as np
 
-from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.base.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.synopses import IntArray
 from edgewater.synopses.encoding.state import State
 
@@ -17,7 +17,7 @@ Counters = tuple[int, int, int, int]
 NO_COUNTERS: Counters = (0, 0, MAX_TIME_MS, MIN_TIME_MS)
 MAX_RECENT = 1_024
 """Entries that are in a dictionary before they are sorted into the array, which copies the whole array."""
-RECENT_BYTES, SORTED_BYTES = 400, 40
+RECENT_BYTES, SORTED_BYTES = 400, 40  # derived: what an entry takes in the dictionary and the array
 """The memory of an entry in bytes: in the dictionary, and in the array."""
 
 

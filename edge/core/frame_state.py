@@ -23,7 +23,7 @@ from edge.core.dropped import as_recorded
 from edge.core.events import FrameBuilt
 from edge.core.policies import PullConditions
 from edge.core.slice_store import SliceStore
-from edgewater.model.streams import MIN_TIME_MS
+from edgewater.base.streams import MIN_TIME_MS
 from edgewater.model.windows import SessionWindow
 from edgewater.synopses import GroupedAggregate, IntArray
 from edgewater.wire import Arrivals, FrameBody, Partial, SliceClose
@@ -142,7 +142,7 @@ class FrameState:
             return None
         if counts_only is None:
             counts_only = monitor.choose_detail(at.link.likely_bytes_per_ms)
-        now_ms, count = at.now_ms - monitor.sampling.clock_offset_ms, len(recorded.substreams)
+        now_ms, count = at.now_ms - monitor.sampling.clock_offset_ms, monitor.count(recorded)
         return monitor.report(now_ms, 0, counts_only=counts_only, unread=recorded.unread, count=count)
 
     def apply(self, decision: Decision) -> FrameBody:

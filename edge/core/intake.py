@@ -15,9 +15,9 @@ from edge.core.measure_inputs import AccuracyMeasure, MeasureArguments
 from edge.core.shared_batch import BatchRecords, Reading
 from edge.core.slice_store import SliceStore
 from edge.core.slices import Slice
+from edgewater.base.streams import MIN_TIME_MS
 from edgewater.guard.partial_check import group_bytes
 from edgewater.model.algebra import LateRecordPolicy, late_record_policy_of
-from edgewater.model.streams import MIN_TIME_MS
 from edgewater.synopses import BoolArray, IntArray, count_distinct, is_sampled
 from edgewater.wire import LossReason, QueryRef
 
@@ -69,7 +69,7 @@ class Intake:
             arrival_ms: event time by the stream's clock at which the batch arrived.
             is_backfill: whether the records were read before, when other versions may have counted them.
         """
-        matching = batch.matching(self._bound, self.reading)
+        matching = batch.joined(self._bound).matching(self._bound, self.reading)
         if not len(matching):
             return {}
         dropped: dict[str, int] = {}

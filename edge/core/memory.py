@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Self, TypeVar
 
-from edgewater.model.streams import MIN_TIME_MS
+from edgewater.base.streams import MIN_TIME_MS
 
 Q = TypeVar("Q")
 

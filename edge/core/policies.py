@@ -48,11 +48,11 @@ from edge.core.least_bytes import (
     quanta_of,
 )
 from edge.core.slices import INITIAL_ENTRY_BYTES, UNKNOWN_LINK, LinkEstimate, Slice
+from edgewater.base.streams import MIN_TIME_MS
 from edgewater.model.accuracy import report_schedule
 from edgewater.model.query import CombinedBudget, ErrorBudget, QuerySpec, StalenessBudget
-from edgewater.model.streams import MIN_TIME_MS
 from edgewater.model.windows import TimeWindow
-from edgewater.synopses import Stack
+from edgewater.synopses import FloatArray, Stack
 from edgewater.wire import Withheld
 
 EARLY_MARGIN = 1.5
@@ -153,6 +153,11 @@ class ExactPolicy:
     may_omit = False
     prices: BytePrices | None = None
 
+    @property
+    def lacks_bytes(self) -> bool:
+        """Whether entries that a close withholds are omitted because there are not enough bytes."""
+        return self.may_omit or self.prices is not None
+
     _frames_are_large = False
     """Whether frames of open slices may be larger, so that less of them is overhead."""
 
@@ -248,6 +253,15 @@ class ExactPolicy:
     def quanta(self, shares: Mapping[str, float], stacks: Mapping[str, Stack]) -> dict[str, float]:
         """Returns the rounding unit of each measure whose sent values are rounded (`quanta_of`)."""
         return {}
+
+    def affordable(self, errors: FloatArray | None, room: ByteRoom | None, entry_bytes: float) -> int:
+        """Returns how many groups of a closed slice a byte budget permits.
+
+        Args:
+            errors: of the groups that have not been sent, descending; None: unknown, as before the first frame.
+            room: what the query may use; None: there is no byte budget.
+        """
+        return MAX_QUEUED
 
     # At the close
 
@@ -443,10 +457,14 @@ class BytePolicy(ExactPolicy):
             return EMPTY_SELECTION
         if not was_learned:
             self.prices.learn(errors, at.bytes)
-        most = int(at.bytes.now_bytes / (BYTES_MARGIN * at.entry_bytes))
-        count = max(min(self.prices.affordable(errors, at.bytes), most), 0)
+        count = self.affordable(errors, at.bytes, at.entry_bytes)
         selection = super().select(slice_, history, limits, replace(at, max_groups=min(count, at.max_groups)))
         return GroupSelection(selection.groups, selection.drained or count <= at.max_groups)
+
+    def affordable(self, errors: FloatArray | None, room: ByteRoom | None, entry_bytes: float) -> int:
+        assert self.prices is not None and room is not None
+        most = max(int(room.now_bytes / (BYTES_MARGIN * entry_bytes)), 0)
+        return most if errors is None else min(self.prices.affordable(errors, room), most)
 
     def _rank_closed(self, entries: SliceEntries, limits: ErrorLimits, history: GroupHistory) -> SendQueue:
         if self.limited:

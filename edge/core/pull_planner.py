@@ -17,7 +17,7 @@ from edge.core.policies import PullConditions
 from edge.core.query_pipeline import QueryPipeline
 from edge.core.slices import CLOSING_FRAME_BYTES, LinkEstimate
 from edge.core.streams import StreamState
-from edgewater.model.streams import MIN_TIME_MS
+from edgewater.base.streams import MIN_TIME_MS
 from edgewater.wire import QueryRef
 
 NO_DELAYS: Mapping[QueryRef, int] = MappingProxyType({})
@@ -29,7 +29,7 @@ seconds."""
 EMPTY_PULL_WAIT_FRACTION = 0.02
 """After a pull that sent nothing, the next pull waits for this fraction of the slice's remaining time."""
 EMPTY_PULL_WAIT_MIN_MS = 20
-REPORT_DROPS_MS = 1_000
+REPORT_DROPS_MS = 1_000  # limit: how late dropped records are stated
 """Wall time until records that came too late are reported, if no other frame has reported them before."""
 
 
@@ -64,11 +64,14 @@ class PullPlanner:
         pull = PullEvent(0, {}, bandwidth_bytes_s, path_delay_ms, processing_ms=processing_ms, mid_bytes_s=mid_bytes_s)
         dues: list[int] = []
         for name in self._streams:
-            queries = self._queries_of(name)
-            if any(has_closed(p) for p in queries):
-                return now_ms
-            drops = [p.store.losses.drops.since_ms for p in queries]
-            dues += [since_ms + REPORT_DROPS_MS for since_ms in drops if since_ms is not None]
+            for pipeline in self._queries_of(name):
+                dropped_ms = pipeline.store.losses.drops.since_ms
+                if has_closed(pipeline):
+                    dues.append(pipeline.bytes_due_ms(now_ms))
+                elif dropped_ms is not None:
+                    dues.append(max(dropped_ms + REPORT_DROPS_MS, pipeline.bytes_due_ms(now_ms)))
+                if dues and dues[-1] <= now_ms:
+                    return now_ms
             planned = self._next_report_ms(name, now_ms), self._early_due_ms(name, pull, now_ms)
             dues += [due_ms for due_ms in planned if due_ms is not None]
         return min(dues, default=None)
@@ -92,7 +95,7 @@ class PullPlanner:
         if clock is None:
             return None
         event_ms = clock.to_event_ms(now_ms)
-        shares = self.shares()
+        shares = self.shares(now_ms)
         dues = [
             p.shipper.early_due_ms(p.watermark_ms, event_ms, _estimate(pull, p, shares[p.ref]))
             for p in self._queries_of(stream)
@@ -115,7 +118,7 @@ class PullPlanner:
         clocks = {name: stream.spec.clock for name, stream in self._streams.items()}
         return {name: clock.to_event_ms(now_ms) for name, clock in clocks.items() if clock is not None}
 
-    def shares(self) -> dict[QueryRef, float]:
+    def shares(self, now_ms: int) -> dict[QueryRef, float]:
         """Returns the fraction of the link with which each query plans: in proportion to what it has to send.
 
         A query with a deadline sends after the close. So of a query without one, only closed slices compete with it.
@@ -123,12 +126,12 @@ class PullPlanner:
         queries = self._queries
         if len(queries) == 1:
             return dict.fromkeys(queries, 1.0)
-        sizes = {ref: p.shipper.pending_bytes + CLOSING_FRAME_BYTES for ref, p in queries.items()}
+        sizes = {ref: p.shipper.pending_bytes(p.byte_room(now_ms)) + CLOSING_FRAME_BYTES for ref, p in queries.items()}
         early = [p for p in queries.values() if p.store.policy.staleness_ms == math.inf]
         early_total = sum(sizes[p.ref] for p in early)
         timely_total = sum(sizes.values()) - early_total
         # The plan gives them no more while others wait (`LATE_QUERIES_SHARE`).
-        closed = sum(p.shipper.closed_bytes(p.watermark_ms, timely_total) for p in early)
+        closed = sum(p.shipper.closed_bytes(p.watermark_ms, timely_total, p.byte_room(now_ms)) for p in early)
         totals = dict.fromkeys(queries, timely_total + min(closed, timely_total)) | {p.ref: early_total for p in early}
         weight = MESSAGES_PER_FAIR * sum(p.spec.priority for p in queries.values())
         return {ref: max(sizes[ref] / totals[ref], p.spec.priority / weight) for ref, p in queries.items()}
@@ -138,8 +141,9 @@ class PullPlanner:
         result = list[Demand]()
         for number, pipeline in enumerate(queries):
             estimate = _estimate(event, pipeline, 1.0)
-            now_ms, room = _event_ms(pipeline, event), event.capacity_bytes
-            result += pipeline.shipper.demands(number, pipeline.watermark_ms, now_ms, estimate, room)
+            now_ms, room = _event_ms(pipeline, event), pipeline.byte_room(event.now_ms)
+            shipper, watermark_ms, most = pipeline.shipper, pipeline.watermark_ms, event.capacity_bytes
+            result += shipper.demands(number, watermark_ms, now_ms, estimate, most, room)
         return result
 
     def conditions(
@@ -166,7 +170,7 @@ class PullPlanner:
             stream in event.unread,
             _drops_are_due(pipeline, event),
             first_groups,
-            None if pipeline.byte_count is None else pipeline.byte_count.room(event.now_ms),
+            pipeline.byte_room(event.now_ms),
         )
 
     def _backlog_frame_bytes(self, pipeline: QueryPipeline, event: PullEvent) -> int:
@@ -179,7 +183,8 @@ class PullPlanner:
             return 0
         largest = min(int(BACKLOG_FRAME_S * (event.mid_bytes_s or event.bandwidth_bytes_s)), BACKLOG_FRAME_BYTES)
         most = pipeline.store.policy.closed_frame_bytes(largest)
-        return min(most, pipeline.shipper.closed_bytes(pipeline.watermark_ms, most))
+        room = pipeline.byte_room(event.now_ms)
+        return min(most, pipeline.shipper.closed_bytes(pipeline.watermark_ms, most, room))
 
 
 def _estimate(pull: PullEvent, pipeline: QueryPipeline, share: float) -> LinkEstimate:

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import astuple, replace
 from typing import Any
 
-from edge.core.dropped import UnreportedDrops
+from edge.core.dropped import MAX_SLICES, UnreportedDrops
 from edge.core.slices import is_final
 from edge.core.streams import MAX_LOSSES, add_loss
 from edge.records import RejectedRecords
+from edgewater.base.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.model.byte_budget import AHEAD_SHARE, close_bytes, stated_bytes
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
-from edgewater.wire import InputLoss, LossReason
+from edgewater.wire import InputLoss, LossReason, groups_of
 
 MEMORY = "memory"
 """The source of a loss of records for which the query had no memory."""
@@ -32,7 +33,7 @@ class QueryLosses:
     def __init__(self, spec: QuerySpec, since_ms: int) -> None:
         self._spec, self._since_ms = spec, since_ms
         self.unsent: tuple[InputLoss, ...] = ()
-        self.drops = UnreportedDrops()
+        self.drops = UnreportedDrops(most=_most_slices(spec))
 
     def lose(self, loss: InputLoss, through_ms: int, *, apart: bool = False) -> None:
         """Adds a loss of input if the query may lack its records.
@@ -65,7 +66,8 @@ class QueryLosses:
         if from_ms < to_ms:
             start = from_ms if from_ms == MIN_TIME_MS else window.slice_start(from_ms)
             until = to_ms if to_ms == MAX_TIME_MS else window.slice_end(window.slice_start(to_ms - 1))
-            self.drops.add(start, rejected.reason, rejected.records, until)
+            plain = groups_of(rejected.only).keys() <= set(self._spec.plain_keys)
+            self.drops.add(start, rejected.reason, rejected.records, until, only=rejected.only if plain else "")
             self.drops.begin(arrival_ms)
 
     def _not_final(self, loss: InputLoss, through_ms: int) -> InputLoss | None:
@@ -122,7 +124,16 @@ class QueryLosses:
     def restore(self, numbers: dict[str, Any]) -> None:
         """Restores what `to_state` returned."""
         self.unsent = tuple(InputLoss(*loss) for loss in numbers["losses"])
-        self.drops = UnreportedDrops.from_state(numbers["unreported_drops"])
+        self.drops.restore(numbers["unreported_drops"])
+
+
+def _most_slices(spec: QuerySpec) -> int:
+    """Returns for how many slices a frame states dropped records: with more, a byte budget might never permit it."""
+    if spec.byte_budget is None:
+        return MAX_SLICES
+    measures = [m.name for m in spec.measures]
+    room = AHEAD_SHARE * spec.byte_budget.of_edge(spec.edges) - close_bytes(spec.name, measures)
+    return min(max(int(room / stated_bytes(measures)), 1), MAX_SLICES)
 
 
 def _is_empty(loss: InputLoss) -> bool:

@@ -10,20 +10,21 @@ from collections.abc import Collection, Mapping, Sequence
 
 from edge.core.arrival_reports import ArrivalMonitor
 from edge.core.backfill import Backfill
-from edge.core.byte_budget import ByteCount
-from edge.core.frame_state import Decision, Encode, FrameState
+from edge.core.byte_budget import ByteCount, ByteRoom
+from edge.core.frame_state import Encode, FrameState
 from edge.core.intake import Intake
 from edge.core.shared_batch import BatchRecords
 from edge.core.shipper import Shipper
+from edge.core.slice_load import SliceLoad
 from edge.core.slice_store import SliceStore
 from edge.core.streams import StreamState, constant_type
+from edgewater.base.errors import InvalidQuery, StorageError
+from edgewater.base.streams import MIN_TIME_MS, Constant
 from edgewater.model.accuracy import report_schedule
-from edgewater.model.errors import InvalidQuery, StorageError
 from edgewater.model.query import BoundQuery, QuerySpec
-from edgewater.model.streams import MIN_TIME_MS, Constant
 from edgewater.model.window_range import ALL_WINDOWS, WindowRange
 from edgewater.synopses.encoding.state import State
-from edgewater.wire import Frame, InputLoss, LossReason, QueryRef
+from edgewater.wire import InputLoss, LossReason, QueryRef
 
 TYPES_REMEDY = "Restore the columns, delete the query at the center, and change them then"
 
@@ -43,6 +44,7 @@ class QueryPipeline:
         backfill: while records from before the registration are read again.
         served_bytes: as in `Turn`.
         byte_count: the used bytes of a byte budget; None: there is none.
+        load: what its slices take of the link.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class QueryPipeline:
         self.backfill: Backfill | None = None
         self.served_bytes = 0
         self.byte_count: ByteCount | None = None
+        self.load = SliceLoad()
 
     @classmethod
     def begin(
@@ -160,11 +163,13 @@ class QueryPipeline:
         """
         self.store.losses.lose(loss, self.through_ms, apart=apart)
 
-    def count_bytes(self, now_ms: int, frame: Frame, decision: Decision) -> None:
-        """Counts a frame against the byte budget, if there is one."""
-        if self.byte_count is not None and self.store.policy.prices is not None:
-            self.byte_count.add(now_ms, frame)
-            self.store.policy.prices.sent(frame, sum(len(send.shipment.groups) for send in decision.sends))
+    def byte_room(self, now_ms: int) -> ByteRoom | None:
+        """Returns what a byte budget permits at a wall time; None: there is none."""
+        return None if self.byte_count is None else self.byte_count.room(now_ms)
+
+    def bytes_due_ms(self, now_ms: int) -> int:
+        """Returns the wall time at which a byte budget permits the smallest frame; now if it does, or there is none."""
+        return now_ms if self.byte_count is None else self.byte_count.due_ms(now_ms, self.shipper.least_bytes)
 
     def to_state(self) -> State:
         """Returns the state. On reading, the spec is bound again, because a new release may evaluate it differently."""
@@ -177,7 +182,7 @@ class QueryPipeline:
             "served_bytes": self.served_bytes,
         }
         if self.byte_count is not None:
-            numbers["bytes"] = [self.byte_count.period, self.byte_count.used]
+            numbers["bytes"] = sorted(self.byte_count.used.items())
         components = {"store": self.store.to_state(), "shipper": self.shipper.to_state()}
         if self.monitor is not None:
             components["monitor"] = self.monitor.to_state()
@@ -209,7 +214,7 @@ class QueryPipeline:
         result.served_bytes = numbers.get("served_bytes", 0)
         if "bytes" in numbers:
             result.byte_count = ByteCount(spec, 0)
-            result.byte_count.period, result.byte_count.used = numbers["bytes"]
+            result.byte_count.used = dict(numbers["bytes"])
         if numbers["backfill"] is not None:
             result.backfill = Backfill.from_state(numbers["backfill"])
         return result

@@ -16,8 +16,8 @@ from itertools import chain
 import numpy as np
 import pyarrow as pa
 
+from edgewater.base.streams import TIME_COLUMN
 from edgewater.model.query import BoundQuery
-from edgewater.model.streams import TIME_COLUMN
 from edgewater.model.syntax import called_names, column_names, parse_sql
 from edgewater.model.windows import SlicedWindow
 from edgewater.synopses import BoolArray, EncodedKeys, IntArray
@@ -32,7 +32,7 @@ class Reading:
     """What a query computes of a batch independently of its state.
 
     Attributes:
-        condition: equal for queries whose conditions select the same records; None: all records.
+        condition: equal for queries whose conditions select the same records, with columns of the same tables.
         slicing: equal for queries whose slices have the same borders.
         keys: equal for queries with the same key columns.
         columns: all columns that the query reads of its matching records.
@@ -52,7 +52,7 @@ class Reading:
         texts = [*dict(spec.computed).values(), *(m.argument for m in spec.measures if m.argument is not None)]
         read = chain.from_iterable(column_names(parse_sql(text, "")) for text in texts)
         columns = dict.fromkeys([TIME_COLUMN, *spec.plain_keys, *read])
-        condition = (spec.where, query) if calls else spec.where
+        condition = (spec.where, spec.lookups, query) if calls else (spec.where, spec.lookups)
         keys = (spec.key_sources, query) if key_calls else spec.key_sources
         return cls(condition, spec.window.slicing, keys, tuple(columns))
 
@@ -103,12 +103,13 @@ class BatchRecords:
         batch: pa.RecordBatch,
         ids: Callable[[], IntArray],
         sharing: Sharing | None = None,
-        condition: Hashable = None,
+        condition: Hashable = (None, ()),
     ) -> None:
         self.batch = batch
         self._make_ids = ids
         self._sharing = sharing or Sharing()
         self._condition = condition
+        self._joined: dict[Hashable, BatchRecords] = {}
         self._matching: dict[Hashable, BatchRecords] = {}
         self._slices: dict[Hashable, list[tuple[int, BatchRecords]]] = {}
         self._keys: dict[Hashable, EncodedKeys] = {}
@@ -135,6 +136,17 @@ class BatchRecords:
     def extent(self) -> tuple[int, int]:
         """The least and the greatest event time; there has to be a record."""
         return int(self.times.min()), int(self.times.max())
+
+    def joined(self, bound: BoundQuery) -> BatchRecords:
+        """Returns the records with the columns of the query's lookups."""
+        lookups = bound.spec.lookups
+        if not lookups:
+            return self
+        if lookups not in self._joined:
+            self._joined[lookups] = BatchRecords(
+                bound.joined(self.batch), self._make_ids, self._sharing, (None, lookups)
+            )
+        return self._joined[lookups]
 
     def matching(self, bound: BoundQuery, reading: Reading) -> BatchRecords:
         """Returns the records that fulfil the query's condition."""

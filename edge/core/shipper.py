@@ -29,6 +29,7 @@ from edge.cache import (
     primary_mask,
 )
 from edge.core.arrival_reports import ArrivalMonitor, ArrivalReport
+from edge.core.byte_budget import ByteRoom
 from edge.core.close_barrier import close_barrier_ms, is_unreported
 from edge.core.frame_state import CloseKind, Decision, FrameState, Send
 from edge.core.least_bytes import EarlySends, OpenSlice
@@ -36,11 +37,11 @@ from edge.core.link_plan import LEVELS, Demand, bytes_above
 from edge.core.policies import PullConditions, PullContext, limit_to_capacity
 from edge.core.slice_store import SliceStore
 from edge.core.slices import INITIAL_ENTRY_BYTES, LinkEstimate, Slice
+from edgewater.base.streams import MIN_TIME_MS
 from edgewater.guard.frame_work import FULL_FRAME_WORK, FrameWork
 from edgewater.guard.partial_check import group_bytes, max_groups
 from edgewater.model.byte_budget import frame_bytes, stated_bytes
 from edgewater.model.query import DEFAULT_PRIORITY
-from edgewater.model.streams import MIN_TIME_MS
 from edgewater.synopses import FloatArray, IntArray
 from edgewater.synopses.encoding.state import State
 
@@ -68,6 +69,7 @@ class FrameDraft:
         groups: how many groups are sent.
         closes: the starts of slices in the order of their reports.
         newer: under a staleness budget, how many groups newer closed slices have, by the start of the slice.
+        has_values: whether the frame may have values under a byte budget.
     """
 
     room_bytes: int
@@ -78,6 +80,7 @@ class FrameDraft:
     groups: int = 0
     closes: list[tuple[int, CloseKind]] = field(default_factory=list)
     newer: dict[int, int] = field(default_factory=dict)
+    has_values: bool = True
 
     def add(self, start: int, send: Send) -> None:
         """Adds groups of a slice."""
@@ -114,13 +117,23 @@ class Shipper:
 
     # What is left to send
 
-    @property
-    def pending_bytes(self) -> int:
-        """The estimated bytes of all slices that are still to be sent."""
-        return int(self._store.pending * self.entry_bytes)
+    def pending_bytes(self, room: ByteRoom | None) -> int:
+        """Returns the estimated bytes of all slices that are still to be sent.
+
+        Args:
+            room: what a byte budget permits; None: there is none.
+        """
+        pending = self._store.pending * self.entry_bytes
+        return int(pending if room is None else min(pending, max(room.now_bytes, 0.0)))
 
     def demands(
-        self, query: int, watermark_ms: int, now_ms: int, link: LinkEstimate, message_bytes: int
+        self,
+        query: int,
+        watermark_ms: int,
+        now_ms: int,
+        link: LinkEstimate,
+        message_bytes: int,
+        room: ByteRoom | None = None,
     ) -> list[Demand]:
         """Returns what the closed slices have to send, by due time.
 
@@ -129,6 +142,7 @@ class Shipper:
         Args:
             query: its number, for the plan.
             now_ms: event time; the minimum time in a stream without a clock.
+            room: as in `pending_bytes`.
         """
         required, optional, total = dict[float, float](), dict[float, FloatArray](), 0.0
         for start, slice_ in self._closed_slices(self._close_barrier_ms(watermark_ms)):
@@ -142,13 +156,15 @@ class Shipper:
             # After its time, a slice is closed with what has been sent of it.
             if (is_full and not omits) or (omits and slice_.learned and left_ms <= 0.0):
                 continue
-            size = slice_.count_pending(self._store.limits(start), 1.0) * self.entry_bytes
+            errors = errors_left(slice_.entries, self.history, slice_.send_queue) if omits or room else None
+            size = self._wanted(start, slice_, errors, room)
             if not size:
                 continue
+            if room is not None:
+                room = replace(room, now_bytes=room.now_bytes - size)
             if omits:
-                errors = errors_left(slice_.entries, self.history, slice_.send_queue)
                 # Before the groups are ranked, their errors are unknown: they count as large.
-                above = size if errors is None else bytes_above(errors, self.entry_bytes)
+                above = size if errors is None else np.minimum(bytes_above(errors, self.entry_bytes), size)
                 optional[left_ms] = optional.get(left_ms, np.zeros(len(LEVELS))) + above
             else:
                 required[left_ms], total = required.get(left_ms, 0.0) + size, total + size
@@ -158,11 +174,25 @@ class Shipper:
             *(Demand(query, left_ms, optional=sizes, priority=priority) for left_ms, sizes in optional.items()),
         ]
 
-    def closed_bytes(self, watermark_ms: int, most: int) -> int:
-        """Returns the estimated bytes of closed slices that are still to be sent; at least `most` if they are more."""
+    def _wanted(self, start: int, slice_: Slice, errors: FloatArray | None, room: ByteRoom | None) -> float:
+        """Returns the estimated bytes that a closed slice still has to send.
+
+        Args:
+            errors: what `errors_left` returned.
+        """
+        pending = slice_.count_pending(self._store.limits(start), 1.0)
+        return min(pending, self._policy.affordable(errors, room, self.entry_bytes)) * self.entry_bytes
+
+    def closed_bytes(self, watermark_ms: int, most: int, room: ByteRoom | None) -> int:
+        """Returns the estimated bytes of closed slices that are still to be sent; at least `most` if they are more.
+
+        Args:
+            room: as in `pending_bytes`.
+        """
         total = 0.0
         for start, slice_ in self._closed_slices(self._close_barrier_ms(watermark_ms)):
-            total += slice_.count_pending(self._store.limits(start), 1.0) * self.entry_bytes
+            errors = errors_left(slice_.entries, self.history, slice_.send_queue) if room else None
+            total += self._wanted(start, slice_, errors, room)
             if total >= most:
                 break
         return int(total)
@@ -240,22 +270,36 @@ class Shipper:
         Under a byte budget, a frame that could exceed it has no values. If even that is too much, it waits.
         """
         decision, room = self._decide(at), at.bytes
-        if decision is None or room is None or self._fits(decision, room.now_bytes):
+        if decision is None or room is None or self._bytes_of(decision) <= room.now_bytes:
             return decision
         for send in decision.sends:
             self._store.slices[send.partial.slice_start_ms].send_queue = SendQueue()  # they are ranked again
-        decision = self._decide(replace(at, bytes=replace(room, now_bytes=0)))
-        return decision if decision is not None and self._fits(decision, room.now_bytes) else None
+        decision = self._decide(at, has_values=False)
+        return decision if decision is not None and self._bytes_of(decision) <= room.now_bytes else None
 
-    def _fits(self, decision: Decision, most: int) -> bool:
-        """Returns whether the frame of a decision certainly takes at most so many bytes of the link."""
-        losses, statements = self._store.losses, len(decision.closes) + len(self._store.losses.drops.counts)
-        content = sum(PARTIAL_BYTES + len(send.partial.synopsis) for send in decision.sends)
-        content += statements * self._stated_bytes + sum(LOSS_BYTES + len(x.source.encode()) for x in losses.unsent)
-        return frame_bytes(self._spec.name, content) <= most
+    def _bytes_of(self, decision: Decision) -> int:
+        content = sum(len(send.partial.synopsis) for send in decision.sends)
+        return self._most_bytes(content, len(decision.sends), len(decision.closes))
 
-    def _decide(self, at: PullConditions) -> Decision | None:
-        store, draft = self._store, FrameDraft(at.capacity_bytes, MIN_TIME_MS, FrameWork.of(self._spec))
+    @property
+    def least_bytes(self) -> int:
+        """The most bytes that the link carries for the smallest frame that closes a slice."""
+        return self._most_bytes(0, 0, 1)
+
+    def _most_bytes(self, content: int, partials: int, closes: int) -> int:
+        """Returns at most how many bytes the link carries for a frame.
+
+        Args:
+            content: the bytes of its synopses.
+        """
+        losses = self._store.losses
+        content += PARTIAL_BYTES * partials + (closes + len(losses.drops.counts)) * self._stated_bytes
+        content += sum(LOSS_BYTES + len(x.source.encode()) for x in losses.unsent)
+        return frame_bytes(self._spec.name, content)
+
+    def _decide(self, at: PullConditions, *, has_values: bool = True) -> Decision | None:
+        store, work = self._store, FrameWork.of(self._spec)
+        draft = FrameDraft(at.capacity_bytes, MIN_TIME_MS, work, has_values=has_values)
         # The report of arrivals may open the barrier, so it comes first.
         self._add_report(draft, at)
         draft.room_bytes, draft.groups = at.capacity_bytes, 0
@@ -304,7 +348,7 @@ class Shipper:
         drained, stated = set[int](), set[int]()
         left = self._store.count_ended(through_ms)
         for start, slice_ in in_turn:
-            if draft.work.units >= FULL_FRAME_WORK:
+            if draft.work.units >= FULL_FRAME_WORK or self._bytes_left(draft, at, len(drained) + 1) < 0:
                 break
             if left > MOST_LEARNED and not self._policy.omits(self._store.end(start), slice_):
                 slice_.learned = True
@@ -320,6 +364,13 @@ class Shipper:
                 break
             draft.work.add_slice(start, draft.work.of_close(len(self._store.bounded_measures)))
         return self._close_slices(draft, through_ms, drained, stated)
+
+    def _bytes_left(self, draft: FrameDraft, at: PullConditions, closes: int) -> float:
+        """Returns what a byte budget leaves to a frame that has so many closes; negative: it does not permit them."""
+        if at.bytes is None:
+            return math.inf
+        sent = at.capacity_bytes - draft.room_bytes
+        return at.bytes.now_bytes - self._most_bytes(sent, len(draft.sends), closes)
 
     def _close_slices(self, draft: FrameDraft, through_ms: int, drained: set[int], stated: set[int]) -> bool:
         """Closes the drained slices, the oldest first; returns whether these are all.
@@ -397,9 +448,8 @@ class Shipper:
             count = min(count, most)
         bytes_ = at.bytes
         if bytes_ is not None:
-            content = at.capacity_bytes - draft.room_bytes + PARTIAL_BYTES * len(draft.sends) + PARTIAL_BYTES
-            stated = self._stated_bytes * (1 + self._store.count_ended(at.watermark_ms))
-            bytes_ = replace(bytes_, now_bytes=bytes_.now_bytes - frame_bytes(self._spec.name, content + stated))
+            left = self._bytes_left(draft, at, self._store.count_ended(at.watermark_ms)) if draft.has_values else 0
+            bytes_ = replace(bytes_, now_bytes=left)
         context = PullContext(
             start, end, at.now_ms, count, at.link, entry_bytes, draft.groups, draft.newer.get(start, 0), early, bytes_
         )

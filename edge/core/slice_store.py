@@ -22,13 +22,13 @@ from edge.core.memory import FullSlices, HeldMemory, MemoryAction
 from edge.core.policies import policy_of
 from edge.core.query_losses import QueryLosses
 from edge.core.slices import Slice, is_final
+from edgewater.base.streams import MIN_TIME_MS
 from edgewater.model.query import BoundQuery
-from edgewater.model.streams import MIN_TIME_MS
 from edgewater.model.window_range import ALL_WINDOWS, WindowRange
 from edgewater.synopses.encoding.state import State
 from edgewater.wire import SliceClose
 
-SLICE_BYTES, MEASURE_BYTES = 3_500, 700
+SLICE_BYTES, MEASURE_BYTES = 3_500, 700  # measured: tracemalloc
 """Memory of a slice without its groups, and of each of its measures; measured with tracemalloc."""
 
 
@@ -226,10 +226,15 @@ class SliceStore:
                     slice_.close_reported, slice_.send_queue = False, SendQueue()
                 self._index()
             return
-        self._changed(self._due)
         through = self.through_ms
         not_closed = MIN_TIME_MS if through == MIN_TIME_MS else self.spec.window.slice_start(through)
-        self.schedule = self.schedule.updated(version, shares, from_ms, not_closed)
+        schedule = self.schedule.updated(version, shares, from_ms, not_closed)
+        if schedule is self.schedule:
+            return
+        self.schedule = schedule
+        self._changed(self._due)
+        for start in self._due:
+            self.slices[start].send_queue = SendQueue()  # under a smaller share, a half-sent slice has more to send
 
     def slice_shares(self, start: int) -> dict[str, float]:
         """Returns the shares of a slice: of k slices of a window each may withhold E/k, or E for extrema."""

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from edge.cache import ErrorLimits, SendQueue, SliceEntries, primary_mask
+from edgewater.base.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.synopses import IntArray
 from edgewater.synopses.encoding.state import State
 
@@ -18,7 +18,7 @@ INITIAL_ENTRY_BYTES = 48.0
 CLOSING_FRAME_BYTES = 500
 """Approximate size of a frame that closes a slice, without entries, before compression."""
 
-_NUMBERS_0_3, _LATE_0_3 = 10, 6
+_NUMBERS_0_3, _LATE_0_3 = 10, 6  # format: of states of release 0.3
 """The numbers of a slice in states of release 0.3, and the position of the number that has another meaning now."""
 
 

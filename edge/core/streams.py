@@ -13,7 +13,7 @@ from edge.core.ahead import AheadRecords
 from edge.core.backfill import TimeCounts
 from edge.core.events import InputLost
 from edge.records import RejectedRecords
-from edgewater.model.streams import (
+from edgewater.base.streams import (
     LIVE,
     MAX_TIME_MS,
     MIN_TIME_MS,
@@ -27,7 +27,7 @@ from edgewater.wire import GUESSES, REJECTIONS, InputLoss, LossReason
 
 MAX_LOSSES = 32
 """Losses of input that are stored one by one."""
-LIVE_MS = 60_000
+LIVE_MS = 60_000  # limit: how late a source that falls behind is noticed
 """A source keeps up with the stream's clock if its newest record is at most this far behind the clock."""
 RECENT_RECORDS, LEAST_RECORDS = 64, 16
 """How many of a source's newest records decide whether a column has values: about the first number, at least the
@@ -100,6 +100,7 @@ class StreamState:
         ahead: by source, the records that were ahead of the clock when they were read, until the clock reaches them.
         delivered: by source, the records that it has delivered.
         rejected: by source and reason, the number of records that it has rejected.
+        first_rejected: by source and reason, `RejectedRecords.first` of the first record that has it.
         replayable: the sources whose records can be read again.
     """
 
@@ -113,6 +114,7 @@ class StreamState:
         self.delivered: dict[str, TimeCounts] = {}
         self.replayable: frozenset[str] = frozenset()
         self.rejected: dict[str, dict[str, int]] = {}
+        self.first_rejected: dict[str, dict[str, str]] = {}
         self._values: dict[str, dict[str, ColumnValues]] = {}
         self._sources: dict[str, int] = {}  # watermark of each source
         # Wall time since which a source may have been silent. Absent: no tick has seen the source yet.
@@ -172,6 +174,8 @@ class StreamState:
                 yield each
                 continue
             counts[each.reason] = counts.get(each.reason, 0) + each.records
+            if each.first:
+                self.first_rejected.setdefault(source, {}).setdefault(each.reason, each.first)
             if each.reason in REJECTIONS:
                 yield each if each.is_timed else self._placed(source, each, arrival_ms)
 
@@ -299,6 +303,7 @@ class StreamState:
             "delivered": {source: counts.to_state() for source, counts in self.delivered.items()},
             "replayable": sorted(self.replayable),
             "rejected": self.rejected,
+            "first_rejected": self.first_rejected,
             "values": {
                 source: {name: astuple(v) for name, v in values.items()} for source, values in self._values.items()
             },
@@ -315,7 +320,7 @@ class StreamState:
         result.ahead = {source: AheadRecords.from_state(ahead) for source, ahead in state["ahead"].items()}
         result.delivered = {source: TimeCounts.from_state(c) for source, c in state["delivered"].items()}
         result.replayable = frozenset(state["replayable"])
-        result.rejected = state["rejected"]
+        result.rejected, result.first_rejected = state["rejected"], state.get("first_rejected", {})
         for source, values in state["values"].items():
             result._values[source] = {n: ColumnValues(*v) for n, v in values.items() if n in spec.columns}
         return result

@@ -10,15 +10,4 @@ from edge.durability.event_records import KIND_NAMES
 from edge.durability.group_commit import JournalGroupCommit
 from edge.durability.quota_file import QuotaFile
 from edge.durability.recovery import Reread
-from edge.durability.state_dir import load_identity, lock_state_dir
-
-__all__ = [
-    "KIND_NAMES",
-    "DurableCore",
-    "JournalGroupCommit",
-    "QuotaFile",
-    "Reread",
-    "journal",
-    "load_identity",
-    "lock_state_dir",
-]
+from edge.durability.state_dir import IDENTITY, load_identity, lock_state_dir

@@ -38,7 +38,7 @@ from edge.durability.recovery import Recovery, Reread
 from edge.durability.state_dir import checkpoint_path, journal_path, load_identity, remove_before, write_identity
 from edge.records import Position, PushId
 from edge.series import SeriesUpdate
-from edgewater.model.errors import StorageError
+from edgewater.base.errors import StorageError
 from edgewater.runtime.state_release import RELEASE
 
 

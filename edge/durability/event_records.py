@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, astuple
+from dataclasses import astuple, fields
 from functools import cache
 from typing import Any
 
@@ -41,9 +41,9 @@ from edge.core import (
 from edge.durability.journal import Record
 from edge.records import Position, PushId, RejectedRecords
 from edge.series import SeriesUpdate
-from edgewater.model.errors import StorageError
+from edgewater.base.errors import StorageError
+from edgewater.base.streams import TIME_COLUMN
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import TIME_COLUMN
 from edgewater.model.window_range import WindowRange
 from edgewater.runtime.state_release import RELEASE
 from edgewater.wire import Frame, QueryRef, SamplingReason
@@ -52,14 +52,16 @@ from edgewater.wire import uplink_pb2 as pb
 # Kinds of journal records. Numbers are never reused. `RAN` is only in journals of earlier releases.
 CONFIGURED, SOURCES_OPENED, RANGE, PAYLOAD, SOURCE_ENDED, TICK, PULL, ACKED, BUDGET, SAMPLING, LOST = range(1, 12)
 BACKFILL, BACKFILL_ENDED, MEMORY_LIMITED, RAN, RUN = range(12, 17)
-KIND_NAMES = {
-    CONFIGURED: "configured", SOURCES_OPENED: "sources-opened", RANGE: "range", PAYLOAD: "payload",
-    SOURCE_ENDED: "source-ended", TICK: "tick", PULL: "pull", ACKED: "acked", BUDGET: "budget", SAMPLING: "sampling",
-    LOST: "lost", BACKFILL: "backfill", BACKFILL_ENDED: "backfill-ended", MEMORY_LIMITED: "memory-limited",
-    RAN: "ran", RUN: "run",
-}  # fmt: skip
+_NAMES = (
+    "configured sources-opened range payload source-ended tick pull acked budget sampling lost "
+    "backfill backfill-ended memory-limited ran run"
+)
+KIND_NAMES = dict(enumerate(_NAMES.split(), CONFIGURED))
 
-_encode_json = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would make an encoder for each record
+# `json.dumps` would make an encoder for each record.
+_encode_json = json.JSONEncoder(
+    separators=(",", ":"), default=lambda value: dict(value) if isinstance(value, Mapping) else astuple(value)
+).encode
 
 
 @cache
@@ -95,38 +97,37 @@ def read_run(record: Record) -> int:
     return int(json.loads(record.payload)["number"])
 
 
+_EVENTS: dict[int, type[Event]] = {
+    SOURCES_OPENED: SourcesOpened,
+    SOURCE_ENDED: SourceEnded,
+    TICK: TickEvent,
+    ACKED: Acked,
+    BUDGET: BudgetSet,
+    SAMPLING: SamplingSet,
+    LOST: InputLost,
+    BACKFILL_ENDED: BackfillEnded,
+    MEMORY_LIMITED: MemoryLimited,
+}
+"""The events whose records have their fields by name."""
+_KINDS = {event: kind for kind, event in _EVENTS.items()}
+_READERS: dict[object, Callable[[Any], Any]] = {
+    "QueryRef": lambda value: QueryRef(*value),
+    "tuple[str, ...]": tuple,
+    "tuple[tuple[str, str], ...]": lambda value: tuple(map(tuple, value)),
+    "SamplingReason": SamplingReason.from_number,
+    "MemoryAction": MemoryAction,
+}
+"""By type of a field, what reads its JSON."""
+
+
 def encode_event(event: Event) -> Record:
-    match event:
-        case Configured(queries, windows, counts_earlier, now_ms):
-            ranges = [[r.name, r.version, w.from_ms, w.until_ms] for r, w in windows.items()]
-            specs = [[r.name, r.version, s.to_mapping()] for r, s in queries]
-            borders = {"windows": ranges} if ranges else {}
-            head = {"queries": specs, "counts_earlier": counts_earlier, "now_ms": now_ms}
-            return _json(CONFIGURED, {**head, **borders})
-        case SourcesOpened():
-            return _json(SOURCES_OPENED, asdict(event))
-        case BackfillEnded(ref, source):
-            return _json(BACKFILL_ENDED, {"query": [ref.name, ref.version], "source": source})
-        case SourceEnded(stream, source):
-            return _json(SOURCE_ENDED, {"stream": stream, "source": source})
-        case TickEvent(now_ms, unread, empty_ms):
-            return _json(TICK, {"now_ms": now_ms, "unread": unread, "empty_ms": dict(empty_ms)})
-        case Acked(through):
-            return _json(ACKED, {"through": through})
-        case BudgetSet(ref, shares, version, from_ms):
-            budget = {"shares": dict(shares), "version": version, "from_ms": from_ms}
-            return _json(BUDGET, {"query": [ref.name, ref.version], **budget})
-        case SamplingSet(ref, rate, offset, reason):
-            sampling = {"rate": rate, "clock_offset_ms": offset, "reason": int(reason)}
-            return _json(SAMPLING, {"query": [ref.name, ref.version], **sampling})
-        case InputLost():
-            return _json(LOST, asdict(event))
-        case MemoryLimited(ref, action):
-            return _json(MEMORY_LIMITED, {"query": [ref.name, ref.version], "action": action})
-        case PullEvent() | PullReplayed():
-            raise TypeError("a pull is journaled with the frame that it built")
-        case Ingested() | BackfillIngested():
-            raise TypeError("a batch is journaled by range_record, payload_record or backfill_record")
+    """Encodes an event other than a pull and a batch, which have records of their own."""
+    if not isinstance(event, Configured):
+        return _json(_KINDS[type(event)], {each.name: getattr(event, each.name) for each in fields(event)})
+    ranges = [[r.name, r.version, w.from_ms, w.until_ms] for r, w in event.windows.items()]
+    specs = [[r.name, r.version, s.to_mapping()] for r, s in event.queries]
+    head = {"queries": specs, "counts_earlier": event.counts_earlier, "now_ms": event.now_ms}
+    return _json(CONFIGURED, {**head, **({"windows": ranges} if ranges else {})})
 
 
 def decode_event(record: Record) -> Event:
@@ -135,35 +136,21 @@ def decode_event(record: Record) -> Event:
     Raises:
         KeyError: the kind of the record is unknown to this release.
     """
-    fields = json.loads(record.payload)
-    readers: dict[int, Callable[[], Event]] = {
-        CONFIGURED: lambda: Configured(
-            tuple((QueryRef(n, v), QuerySpec.from_mapping(spec)) for n, v, spec in fields["queries"]),
-            {QueryRef(n, v): WindowRange(*borders) for n, v, *borders in fields.get("windows", ())},
-            fields.get("counts_earlier", False),
-            fields.get("now_ms", 0),
-        ),
-        SOURCES_OPENED: lambda: SourcesOpened(
-            tuple((s, n) for s, n in fields["sources"]),
-            tuple(fields["replayable"]),
-            fields["max_state_bytes"],
-            fields["columns"],
-        ),
-        BACKFILL_ENDED: lambda: BackfillEnded(QueryRef(*fields["query"]), fields["source"]),
-        SOURCE_ENDED: lambda: SourceEnded(fields["stream"], fields["source"]),
-        LOST: lambda: InputLost(**fields),
-        TICK: lambda: TickEvent(fields["now_ms"], tuple(fields["unread"]), fields["empty_ms"]),
-        ACKED: lambda: Acked(fields["through"]),
-        BUDGET: lambda: BudgetSet(QueryRef(*fields["query"]), fields["shares"], fields["version"], fields["from_ms"]),
-        SAMPLING: lambda: SamplingSet(
-            QueryRef(*fields["query"]),
-            fields["rate"],
-            fields["clock_offset_ms"],
-            SamplingReason.from_number(fields["reason"]),
-        ),
-        MEMORY_LIMITED: lambda: MemoryLimited(QueryRef(*fields["query"]), MemoryAction(fields["action"])),
-    }
-    return readers[record.kind]()
+    stored = json.loads(record.payload)
+    if record.kind != CONFIGURED:
+        kind = _EVENTS[record.kind]
+        each = {f.name: _READERS.get(f.type, _unchanged)(stored[f.name]) for f in fields(kind) if f.name in stored}
+        return kind(**each)
+    return Configured(
+        tuple((QueryRef(n, v), QuerySpec.from_mapping(spec)) for n, v, spec in stored["queries"]),
+        {QueryRef(n, v): WindowRange(*borders) for n, v, *borders in stored.get("windows", ())},
+        stored.get("counts_earlier", False),
+        stored.get("now_ms", 0),
+    )
+
+
+def _unchanged(value: Any) -> Any:
+    return value
 
 
 def range_record(event: Ingested, start: Position | None, end: Position) -> Record:
@@ -238,13 +225,14 @@ def read_payload(payload: bytes) -> tuple[Ingested, PushId | None, Position | No
 
 def pull_record(pull: PullEvent, built: Sequence[FrameBuilt]) -> Record:
     """Encodes a pull: a line of JSON, then the frames in their wire format."""
-    head: dict[str, Any] = {
-        "capacity": pull.capacity_bytes, "unread": pull.unread,
+    names = "unread", "bandwidth_bytes_s", "path_delay_ms", "max_frames", "mid_bytes_s", "now_ms"
+    head: dict[str, Any] = {name: getattr(pull, name) for name in names}
+    head |= {
+        "capacity": pull.capacity_bytes,
         "drain_windows": {stream: (now_ms, now_ms) for stream, now_ms in pull.times_ms.items()},
-        "bandwidth_bytes_s": pull.bandwidth_bytes_s, "path_delay_ms": pull.path_delay_ms, "max_frames": pull.max_frames,
-        "least_bytes_s": 0.0, "mid_bytes_s": pull.mid_bytes_s, "now_ms": pull.now_ms,
         "processing_ms": [(ref.name, ref.version, ms) for ref, ms in pull.processing_ms.items()],
-    }  # fmt: skip
+        "least_bytes_s": 0.0,  # 0.3.0 requires it
+    }
     frames = [b.frame.to_wire().SerializeToString() for b in built]
     if frames:
         parts = [(len(frame), b.closed) for frame, b in zip(frames, built, strict=True)]

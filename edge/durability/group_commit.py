@@ -6,11 +6,11 @@ import asyncio
 import logging
 
 from edge.durability.durable_core import DurableCore
-from edgewater.model.errors import StorageError
+from edgewater.base.errors import StorageError
 
 log = logging.getLogger(__name__)
 
-RETRY_S = 0.5
+RETRY_S = 0.5  # limit: attempts to write to a disk that fails
 
 
 class JournalGroupCommit:

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import google_crc32c
 
-from edgewater.model.errors import StorageError
+from edgewater.base.errors import StorageError
 
 MAGIC = b"EWJ1"
 _RECORD = struct.Struct("<IIB")
-MAX_RECORD_BYTES = 256 << 20
+MAX_RECORD_BYTES = 256 << 20  # limit: memory that a damaged length takes
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import struct
 
 from edge.records import PushId
-from edgewater.model.errors import InvalidRequest
+from edgewater.base.errors import InvalidRequest
 
-REMEMBERED_MS = 600_000
+REMEMBERED_MS = 600_000  # limit: memory of counted pushes
 """How long a pushed batch is remembered after its arrival, in ms."""
 MAX_REMEMBERED = 32_768
 """The largest number of remembered batches (8 MB). With more than 54 batches per second, batches are remembered for a
@@ -54,8 +54,8 @@ class CountedPushes:
         if not body or arrival_ms < now_ms - REMEMBERED_MS:
             return None
         if body != push.body:
-            raise InvalidRequest("Idempotency-Key", push.shown, "a new key for each batch",
-                                 "this key was used for another body within ten minutes")  # fmt: skip
+            reason = "this key was used for another body within ten minutes"
+            raise InvalidRequest("Idempotency-Key", push.shown, "a new key for each batch", reason)
         return records
 
     def to_bytes(self) -> bytes:

@@ -47,8 +47,8 @@ from edge.durability.event_records import (
 from edge.durability.journal import Record, Segment
 from edge.durability.state_dir import COUNTED_AGAIN, checkpoint_path, journal_path, numbered_files
 from edge.records import InputGone, Position
-from edgewater.model.errors import CorruptSynopsis, IncompatibleState, StorageError, SynopsisError
-from edgewater.model.streams import TIME_COLUMN
+from edgewater.base.errors import CorruptSynopsis, IncompatibleState, StorageError, SynopsisError
+from edgewater.base.streams import TIME_COLUMN
 from edgewater.runtime.state_release import RELEASE
 from edgewater.synopses.encoding.state import State
 from edgewater.wire import LossReason, QueryRef

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from edge.durability import journal
-from edgewater.model.errors import StorageError
+from edgewater.base.errors import StorageError
 from edgewater.runtime.state_release import RELEASE, require_format
 
-STATE_FORMAT = 1
+IDENTITY = "identity.json"
+STATE_FORMAT = 1  # format: of the state directory
 """The format of checkpoints and journals. Increment it with each change after which an older release cannot read new
 data, or this release cannot read old data.
 """
@@ -40,7 +41,7 @@ def load_identity(directory: Path, fresh: Callable[[], dict[str, Any]]) -> dict[
         StorageError: the directory cannot be used, or the identity is damaged.
         IncompatibleState: the state has another format.
     """
-    path = directory / "identity.json"
+    path = directory / IDENTITY
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if not path.exists():
@@ -63,7 +64,7 @@ def load_identity(directory: Path, fresh: Callable[[], dict[str, Any]]) -> dict[
 
 def write_identity(directory: Path, identity: Mapping[str, Any]) -> None:
     """Writes the identity, with this release. Raises StorageError."""
-    journal.write_durably(directory / "identity.json", json.dumps({**identity, "release": RELEASE}).encode())
+    journal.write_durably(directory / IDENTITY, json.dumps({**identity, "release": RELEASE}).encode())
 
 
 @contextlib.contextmanager

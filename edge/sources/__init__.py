@@ -13,24 +13,7 @@ from edge.sources.factory import (
     package_sources,
 )
 from edge.sources.grpc_receiving import GrpcReceivers
-from edge.sources.http import push_endpoint
+from edge.sources.http import StreamReceiver
 from edge.sources.pacing import PacedSource, replay_clock
 from edge.sources.receiving import BearerTokens, PushEndpoint, Unavailable
 from edge.sources.stdin import StdinSource
-
-__all__ = [
-    "BearerTokens",
-    "GrpcReceivers",
-    "PacedSource",
-    "PushEndpoint",
-    "StdinSource",
-    "Unavailable",
-    "build_source",
-    "build_sources",
-    "check_package",
-    "file_opener",
-    "package_receivers",
-    "package_sources",
-    "push_endpoint",
-    "replay_clock",
-]

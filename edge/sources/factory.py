@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 from edge.codecs import RecordSchema, codec_of
@@ -12,12 +13,12 @@ from edge.receivers import PushedSource, Receiver
 from edge.records import CoalesceTime, Source, shortest_wait
 from edge.source_kinds import KINDS, SourceCheck, SourceContext
 from edge.sources.files import FileSource, OpenReader, parquet_opener, text_opener
-from edge.sources.http import http_source_name
+from edge.sources.http import http_source
 from edge.sources.pacing import PacedSource
 from edge.sources.stdin import StdinSource
 from edge.utilization import ActivityMarker, no_marker
-from edgewater.model.errors import InvalidConfig
-from edgewater.model.streams import Delivery, StreamClock
+from edgewater.base.errors import InvalidConfig
+from edgewater.base.streams import Delivery, StreamClock
 
 Sleep = Callable[[float], Awaitable[None]]
 
@@ -43,55 +44,38 @@ def build_sources(
     sources: list[Source] = []
     for name, stream in config.streams.items():
         clock = clocks.get(name) if stream.replay is not None else None
+        context = SourceContext(name, stream.record_schema, now_ms, sleep, idle, coalesce_s)
         for config_source in stream.sources:
             if config_source.package is not None:
-                context = SourceContext(name, stream.record_schema, now_ms, sleep, idle, coalesce_s)
                 sources += package_sources(config_source.package, context, {source.name for source in sources})
                 continue
-            source = build_source(
-                name, config_source, stream.record_schema,
-                now_ms=now_ms, sleep=sleep, idle=idle, coalesce_s=coalesce_s,
-            )  # fmt: skip
+            source = build_source(config_source, context)
             if clock is None or isinstance(source, PushedSource):
                 sources.append(source)
             else:
-                paced_sleep = _idle_sleep(sleep, source.name, idle)
-                paced = PacedSource(source, clock, now_ms=now_ms, sleep=paced_sleep, coalesce_s=coalesce_s)
-                sources.append(cast(Source, paced))
+                sources.append(cast(Source, PacedSource(source, clock, context)))
     return sources
 
 
-def build_source(
-    stream: str,
-    config: SourceConfig,
-    schema: RecordSchema,
-    *,
-    now_ms: Callable[[], int],
-    sleep: Sleep,
-    idle: ActivityMarker = no_marker,
-    coalesce_s: CoalesceTime = shortest_wait,
-) -> FileSource | StdinSource | PushedSource:
-    """Builds one source, without pacing.
+def build_source(config: SourceConfig, context: SourceContext) -> FileSource | StdinSource | PushedSource:
+    """Builds one source of a built-in kind, without pacing.
 
     The source's name consists of its stream, kind and path, so it stays the same when sources are reordered.
     """
-    if config.file is not None:
-        file = config.file
-        name = f"{stream}:file:{file.path}"
-        opener = file_opener(file, schema)
+    if (file := config.file) is not None:
         return FileSource(
-            name, stream, file.path, schema, opener, now_ms=now_ms, follow=file.follow,
-            sleep=_idle_sleep(sleep, name, idle), busy_sleep=sleep, coalesce_s=coalesce_s,
-            rotate_wait_ms=file.rotate_wait,
+            f"{context.stream}:file:{file.path}",
+            file.path,
+            file_opener(file, context.schema),
+            context,
+            follow=file.follow,
+            rotate_wait_ms=file.rotate_wait_ms,
             requires_complete=lambda path: file.format == "parquet" or codec_of(path, file.compression) is not None,
-        )  # fmt: skip
+        )
     if config.stdin is not None:
-        return StdinSource(
-            f"{stream}:stdin", stream, config.stdin.text_format(schema),
-            now_ms=now_ms, sleep=sleep, idle=idle, coalesce_s=coalesce_s,
-        )  # fmt: skip
-    knows_bodies = config.http is None or config.http.dedupe == "body"
-    return PushedSource(http_source_name(stream), stream, schema, idle, knows_bodies=knows_bodies)
+        return StdinSource(f"{context.stream}:stdin", config.stdin.text_format(context.schema), context)
+    assert config.http is not None, "the configuration guarantees it"
+    return http_source(config.http, context)
 
 
 def package_sources(config: PackageSourceConfig, context: SourceContext, taken: Collection[str] = ()) -> list[Source]:
@@ -104,18 +88,19 @@ def package_sources(config: PackageSourceConfig, context: SourceContext, taken: 
         InvalidConfig: the kind refuses the options, two sources have one name, or a source does not state a valid
             `delivery`.
     """
-    kind = KINDS.get(config.kind)
+    kind, path = KINDS.get(config.kind), f"streams.{context.stream}.sources.{config.kind}"
     assert kind is not None, "the configuration guarantees it"
-    sources = list(kind.sources(config.options, context))
+    with _errors_below(path):
+        sources = list(kind.sources(config.options, context))
     prefix = f"{context.stream}:{config.kind}:"
     names = [*(source.name for source in sources), *taken]
     for source in sources:
         if not source.name.startswith(prefix) or source.stream != context.stream or names.count(source.name) > 1:
             accepted = f"a name of its own that begins with {prefix}, and the stream {context.stream}"
-            raise InvalidConfig(f"streams.{context.stream}.sources.{config.kind}", source.name, accepted)
+            raise InvalidConfig(path, source.name, accepted)
         if source.delivery not in tuple(Delivery):
-            accepted = f"a delivery of edgewater.model.streams.Delivery for the source {source.name}"
-            raise InvalidConfig(f"streams.{context.stream}.sources.{config.kind}", source.delivery, accepted)
+            accepted = f"a delivery of edgewater.base.streams.Delivery for the source {source.name}"
+            raise InvalidConfig(path, source.delivery, accepted)
     return sources
 
 
@@ -140,21 +125,22 @@ def package_receivers(config: EdgeConfig, now_ms: Callable[[], int]) -> list[Rec
     result: list[Receiver] = []
     for kind, given in entries.items():
         build = KINDS.receivers(kind)
-        for receiver in build(given) if build is not None else ():
-            if any(receiver.path == other.path for other in result):
-                raise InvalidConfig(f"streams.{given[0][1].stream}.sources.{kind}", receiver.path, "a path of its own")
-            result.append(receiver)
+        with _errors_below(f"streams.{given[0][1].stream}.sources.{kind}"):
+            for receiver in build(given) if build is not None else ():
+                if any(receiver.path == other.path for other in result):
+                    raise InvalidConfig("", receiver.path, "a path of its own")
+                result.append(receiver)
     return result
 
 
-def _idle_sleep(sleep: Sleep, source: str, idle: ActivityMarker) -> Sleep:
-    """Returns a function that marks the source as idle while it sleeps."""
-
-    async def idle_sleep(seconds: float) -> None:
-        with idle(source):
-            await sleep(seconds)
-
-    return idle_sleep
+@contextmanager
+def _errors_below(path: str) -> Iterator[None]:
+    """Puts a path before the fields of `InvalidConfig`."""
+    try:
+        yield
+    except InvalidConfig as exc:
+        field = exc.field if exc.field.startswith("streams.") else f"{path}.{exc.field}".rstrip(".")
+        raise InvalidConfig(field, exc.value, exc.accepted, exc.reason) from exc
 
 
 def file_opener(file: FileConfig, schema: RecordSchema) -> OpenReader:

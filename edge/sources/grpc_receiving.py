@@ -16,14 +16,14 @@ from edge.config import HttpTlsConfig
 from edge.receivers import Receiver, Refused, Request
 from edge.sources.push_shares import PushMemory, TooManyBytes
 from edge.sources.receiving import RETRY_AFTER_S, PushEndpoint
-from edgewater.model.errors import InvalidConfig
+from edgewater.base.errors import InvalidConfig
 
 MEDIA = "application/grpc"
 """The media type of requests over gRPC."""
-MAX_MESSAGES_ARRIVING = 16
-STREAMS_PER_CONNECTION = 128
-CONNECTIONS = 1024
-HANDSHAKE_MS = 10_000
+MAX_MESSAGES_ARRIVING = 16  # limit: memory of messages that arrive
+STREAMS_PER_CONNECTION = 128  # limit: memory of one client
+CONNECTIONS = 1024  # limit: memory of connections
+HANDSHAKE_MS = 10_000  # limit: connections that never finish their handshake
 DETAILS = "grpc-status-details-bin"
 """The metadata key of the whole reply to a refused request: a serialized `google.rpc.Status`."""
 STATUS: Mapping[int, grpc.StatusCode] = {
@@ -51,7 +51,7 @@ class GrpcReceivers:
     def __init__(self, endpoint: PushEndpoint, address: str, tls: HttpTlsConfig | None) -> None:
         self._endpoint = endpoint
         # Twice the limit, so that the endpoint itself refuses most messages that are too large.
-        self._most_bytes = 2 * endpoint.limits.body.size_bytes
+        self._most_bytes = 2 * endpoint.limits.size_bytes
         self._memory = PushMemory(MAX_MESSAGES_ARRIVING * self._most_bytes)
         self._server = grpc.aio.server(options=self._options())
         for receiver in endpoint.receivers:
@@ -111,7 +111,7 @@ class GrpcReceivers:
         refused = Refused(429, "too-many-requests", detail, retry_after_s=RETRY_AFTER_S)
         with self._memory.reservation(principal) as reserved:
             try:
-                async with asyncio.timeout(self._endpoint.limits.timeout_s) as reserved.deadline:
+                async with asyncio.timeout(self._endpoint.timeout_s) as reserved.deadline:
                     self._memory.add(reserved, self._most_bytes)
                     message = await anext(messages)
             except TooManyBytes:

@@ -6,18 +6,16 @@ all records are invalid, the reply is an error. If the request was counted befor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from starlette.responses import JSONResponse, Response
 
 from edge.codecs import TextFormat
-from edge.config import EdgeConfig
-from edge.receivers import Body, Counted, Part, PushedSource, Receiver, Refused, Request
-from edge.series import SeriesMemory
-from edge.sources.http_body import ENCODINGS, MEDIA_TYPES, BodyLimits, decode_body, media_kind
-from edge.sources.receiving import Accept, BearerTokens, PushEndpoint, PushLimits, Unavailable
-from edge.utilization import ActivityMarker, no_marker
-from edgewater.model.errors import Retired
+from edge.config import EdgeConfig, HttpPushConfig
+from edge.receivers import Body, Counted, Part, PushedSource, Refused, Request
+from edge.source_kinds import SourceContext
+from edge.sources.http_body import ENCODINGS, MEDIA_TYPES, decode_body, media_kind
+from edgewater.base.errors import did_you_mean
 from edgewater.runtime.problems import problem
 
 
@@ -44,12 +42,11 @@ class StreamReceiver:
             for source in stream.sources
             if source.http is not None
         }
-        schemas = {name: config.streams[name].record_schema for name in options}
-        sources = {
-            name: PushedSource(http_source_name(name), name, schemas[name], knows_bodies=http.dedupe == "body")
-            for name, http in options.items()
+        contexts = {name: SourceContext(name, config.streams[name].record_schema, lambda: 0) for name in options}
+        sources = {name: http_source(http, contexts[name]) for name, http in options.items()}
+        texts = {
+            name: http.text_format(contexts[name].schema) for name, http in options.items() if http.format is not None
         }
-        texts = {name: http.text_format(schemas[name]) for name, http in options.items() if http.format is not None}
         return cls(sources, texts)
 
     def sources(self, request: Request) -> Sequence[PushedSource]:
@@ -57,7 +54,8 @@ class StreamReceiver:
         source = self._sources.get(name)
         if source is None:
             known = ", ".join(sorted(self._sources)) or "(none)"
-            detail = f"stream {name[:100]!r} does not accept pushed records; streams that accept them: {known}"
+            near = did_you_mean(name[:100], self._sources)
+            detail = f"stream {name[:100]!r} does not accept pushed records{near}; streams that accept them: {known}"
             raise Refused(404, "not-found", detail)
         kind = media_kind(request.media)
         if kind is None:
@@ -87,33 +85,6 @@ class StreamReceiver:
         return problem(refused.status, refused.code, refused.detail, members=refused.members)
 
 
-def push_endpoint(
-    config: EdgeConfig,
-    accept: Accept,
-    unavailable: Callable[[], Unavailable | Retired | None],
-    now_ms: Callable[[], int],
-    busy: ActivityMarker = no_marker,
-    on_refused: Callable[[str], None] = lambda _: None,
-    count_refused: Callable[[str], None] = lambda _: None,
-    series_of: Callable[[str], SeriesMemory] = lambda _: SeriesMemory(0),
-    count_skipped: Callable[[str, Mapping[str, int]], None] = lambda _stream, _skipped: None,
-    more: Sequence[Receiver] = (),
-) -> PushEndpoint:
-    """Returns the endpoint of the records that are pushed to an edge. `PushEndpoint` describes the other arguments.
-
-    Args:
-        config: streams with an ``http`` source accept records. `config.limits` bounds the cost of requests.
-        more: the receivers of other kinds of sources.
-    """
-    body = BodyLimits(config.limits.max_push_bytes, config.limits.push_cpu_ms / 1000)
-    limits = PushLimits(body, config.limits.push_timeout_ms / 1000)
-    tokens = BearerTokens(config.http.tokens)
-    receivers: list[Receiver] = [StreamReceiver.of(config), *more]
-    return PushEndpoint(
-        receivers, limits, tokens, accept, unavailable, now_ms, busy, on_refused, count_refused, series_of,
-        count_skipped,
-    )  # fmt: skip
-
-
-def http_source_name(stream: str) -> str:
-    return f"{stream}:http"
+def http_source(config: HttpPushConfig, context: SourceContext) -> PushedSource:
+    name = f"{context.stream}:http"
+    return PushedSource(name, context.stream, context.schema, context.idle, knows_bodies=config.dedupe == "body")

@@ -27,7 +27,7 @@ import zstandard
 from edge.codecs import LineStream, RecordSchema, TextFormat, check_schema, concat, convert, is_text
 from edge.receivers import MAX_EXPANSION, Body, BodyTooCostly, BodyTooLarge, Decompress
 from edge.records import Decoded
-from edgewater.model.errors import InvalidRecord
+from edgewater.base.errors import InvalidRecord
 
 _MEDIA = {
     "application/x-ndjson": "ndjson",
@@ -39,12 +39,12 @@ _MEDIA = {
     "application/vnd.apache.arrow.stream": "arrow",
 }
 MEDIA_TYPES = "application/x-ndjson, text/csv, text/plain or application/vnd.apache.arrow.stream"
-MAX_GZIP_MEMBERS = 1024
+MAX_GZIP_MEMBERS = 1024  # limit: CPU of a body
 MAX_ZSTD_WINDOW = 8 << 20
 """The largest window of zstd, in bytes. RFC 9659 says that senders use no larger one."""
 _SPACE = re.compile(r"[ \t\r\n]*")
-_GZIP_PIECE_BYTES = 64 << 10
-_RECORD_BATCH, _DICTIONARY_BATCH = 3, 2
+_GZIP_PIECE_BYTES = 64 << 10  # limit: memory between two checks of the CPU time
+_RECORD_BATCH, _DICTIONARY_BATCH = 3, 2  # format: of Arrow messages
 """Types of Arrow IPC messages (`MessageHeader` in Message.fbs)."""
 
 

@@ -19,10 +19,10 @@ from typing import Any
 
 from edge.codecs import MessageDecoder
 from edge.records import Chunk, Decoded, Lag, Position, Source, guesses
-from edge.source_kinds import KeptSource, SourceCheck, SourceContext, next_item
-from edge.sources.kafka_client import NO_END, OLDEST, KafkaConfig, KafkaConsumer, KafkaFailed, OffsetGone
-from edgewater.model.errors import InvalidConfig, installation
-from edgewater.model.streams import MIN_TIME_MS, TIME_COLUMN, Delivery
+from edge.source_kinds import KeptSource, SourceCheck, SourceContext, SourceFailed, next_item, require_module
+from edge.sources.kafka_client import NO_END, OLDEST, KafkaConfig, KafkaConsumer, OffsetGone
+from edgewater.base.errors import InvalidConfig
+from edgewater.base.streams import MIN_TIME_MS, TIME_COLUMN, Delivery
 from edgewater.wire import DropReason, LossReason
 
 log = logging.getLogger(__name__)
@@ -35,13 +35,13 @@ MAX_QUEUED_BYTES, LEAST_QUEUED_BYTES = 8 << 20, 32 << 10
 """Limits for the bytes of a partition's messages that wait for the agent. The partition is paused above
 `MAX_QUEUED_BYTES` / number of partitions, or above `LEAST_QUEUED_BYTES` if this is more.
 """
-PARTITIONS_EVERY_S = 30.0
-PROBE_EVERY_S = 5.0
+PARTITIONS_EVERY_S = 30.0  # limit: how late a new partition is read
+PROBE_EVERY_S = 5.0  # limit: look-ups while brokers fail
 """After a connection has failed, the partitions are looked up at once. Two such look-ups are at least this time apart.
 """
-CHECKED_PARTITIONS = 10
+CHECKED_PARTITIONS = 10  # limit: the time of a check
 """The number of partitions from which `check` reads."""
-BACKFILL_MESSAGES = 4_000
+BACKFILL_MESSAGES = 4_000  # limit: how long live records wait for a batch of a backfill
 """The number of messages that a backfill decodes together."""
 
 
@@ -96,7 +96,7 @@ class KafkaTopic:
         return f"{self.context.stream}:kafka:{self.config.topic}:{partition}"
 
     async def range_of(self, partition: int) -> tuple[int, int]:
-        """Returns the offset of the oldest message and the offset after the newest message. Raises KafkaFailed."""
+        """Returns the offset of the oldest message and the offset after the newest message. Raises SourceFailed."""
 
         def ask() -> tuple[int, int]:
             with contextlib.closing(KafkaConsumer(self.config)) as consumer:
@@ -183,7 +183,7 @@ class KafkaTopic:
             if partition not in partitions:
                 accepted = "a topic that keeps its partitions; if it was created anew, delete the state of the edge"
                 reason = f"partition {partition} is gone; the topic has {len(partitions)} partitions"
-                failure: KafkaFailed | None = KafkaFailed(InvalidConfig("topic", self.config.topic, accepted, reason))
+                failure: SourceFailed | None = SourceFailed(InvalidConfig("topic", self.config.topic, accepted, reason))
             else:
                 failure = partitions[partition]
             if failure is not None:
@@ -410,11 +410,7 @@ class Kafka:
     config = KafkaConfig
 
     def sources(self, options: KafkaConfig, context: SourceContext) -> Sequence[Source]:
-        try:
-            import confluent_kafka  # noqa: F401
-        except ImportError as exc:
-            accepted = f"the package confluent-kafka: {installation('kafka')}"
-            raise InvalidConfig(f"streams.{context.stream}.sources.kafka", options.topic, accepted, str(exc)) from exc
+        require_module("confluent_kafka", "confluent-kafka", "kafka")
         return [KafkaPartition(KafkaTopic(options, context), 0)]
 
     def check(self, options: KafkaConfig, context: SourceContext, records: int) -> SourceCheck:
@@ -437,7 +433,7 @@ class Kafka:
                         chunk = topic.chunk(number, messages)
                         samples.append(Decoded(chunk.batch, chunk.rejected))
                         nbytes += chunk.nbytes
-        except KafkaFailed as exc:
+        except SourceFailed as exc:
             raise exc.fault from exc
         return SourceCheck(tuple(facts), tuple(samples), nbytes, problems)
 

@@ -4,41 +4,44 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from edge.codecs import TextFormatName
-from edge.config import TextConfig, TlsConfig, secret
-from edgewater.model.errors import InvalidConfig
-from edgewater.runtime.configuration import refusal
+from edge.config import MessageConfig, TlsConfig
+from edge.source_kinds import SourceFailed
+from edgewater.base.errors import InvalidConfig
+from edgewater.runtime.configuration import Secret, refusal
 from edgewater.runtime.kafka_properties import require_allowed
 
-REQUEST_S = 8.0
-FIRST_SLICE_S = 0.25
+REQUEST_S = 8.0  # limit: the wait for an answer of a broker
+FIRST_SLICE_S = 0.25  # limit: how late an unreachable broker is noticed
 """The timeout of the first try of a request, in seconds. It doubles with each try. Between two tries, the client may
 report that no broker can be reached.
 """
-RECOVERY_S = 2.0
+RECOVERY_S = 2.0  # limit: the wait for brokers that failed before
 """If no broker could be reached before, a request waits at least this long."""
-SOCKET_TIMEOUT_MS = 9_000
+SOCKET_TIMEOUT_MS = int(1000 * REQUEST_S) + 1_000
 """A broker counts as unreachable if it sends nothing for this long. The default of the idle rule is longer."""
-MAX_PARTITIONS = 1000
-OLDEST = -2
+MAX_PARTITIONS = 1000  # limit: sources of a topic
+OLDEST = -2  # format: of librdkafka
 """librdkafka's offset of the oldest message."""
-NO_END = 1 << 62
+NO_END = 1 << 62  # format: above all offsets
 """An offset after all messages."""
-_RESERVED = (
-    "group.id", "enable.auto.commit", "auto.offset.reset", "enable.partition.eof", "bootstrap.servers",
-    "isolation.level", "security.protocol", "sasl.username", "sasl.password", "sasl.mechanisms",
-)  # fmt: skip
+_RESERVED = tuple(
+    (
+        "group.id enable.auto.commit auto.offset.reset enable.partition.eof bootstrap.servers isolation.level "
+        "security.protocol sasl.username sasl.password sasl.mechanisms"
+    ).split()
+)
 _AFTER = re.compile(r" \(after \d+ms.*$")
 _THREAD = re.compile(r"^\[thrd:[^]]*\]: |after \d+ms ")
 
 
-class KafkaConfig(TextConfig):
+class KafkaConfig(MessageConfig):
     """The options below ``kafka:``.
 
     Attributes:
@@ -64,12 +67,10 @@ class KafkaConfig(TextConfig):
     timestamp: str | None = None
     headers: dict[str, str] = {}
     username: str | None = None
-    password: SecretStr | None = None
+    password: Secret | None = None
     mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
     tls: TlsConfig | bool = False
     properties: dict[str, str] = {}
-
-    _password = field_validator("password", mode="before")(secret)
 
     @field_validator("properties")
     @classmethod
@@ -84,22 +85,11 @@ class KafkaConfig(TextConfig):
     def _complete(self) -> KafkaConfig:
         if (self.username is None) != (self.password is None):
             raise refusal("username and password together")
-        if self.format == "csv" and self.csv.header is None:
-            raise refusal("csv: {header: […]}, as messages have no header line", "format is csv")
         return self
 
     @property
     def more(self) -> list[str]:
-        """The columns whose values do not come from the bodies of messages."""
         return [*filter(None, (self.key, self.timestamp)), *self.headers.values()]
-
-    def column_fault(self, columns: Sequence[str]) -> tuple[str, str] | None:
-        for name in self.more:
-            if name not in columns:
-                return f"columns of the stream or its time: {', '.join(columns)}", f"{name} is none of them"
-            if self.more.count(name) > 1:
-                return "one column for each of key, timestamp and headers", f"{name} is there twice"
-        return super().column_fault([name for name in columns if name not in self.more])
 
     def client(self) -> dict[str, Any]:
         """Returns the properties of librdkafka's consumer."""
@@ -152,19 +142,7 @@ class KafkaConfig(TextConfig):
         return InvalidConfig("brokers", ", ".join(self.brokers), accepted, reason)
 
 
-class KafkaFailed(OSError):
-    """The brokers, the topic or a partition cannot be read at the moment.
-
-    Attributes:
-        fault: names the option that may be wrong, its value, and the reason.
-    """
-
-    def __init__(self, fault: InvalidConfig) -> None:
-        super().__init__(f"{fault.field} {fault.value}: {fault.reason}")
-        self.fault = fault
-
-
-class OffsetGone(KafkaFailed):
+class OffsetGone(SourceFailed):
     """The broker does not have, or no longer has, the messages at an offset."""
 
 
@@ -202,7 +180,7 @@ class KafkaConsumer:
             # The log has a line for each attempt to connect. Only the last line is needed.
             self.client = Consumer({**config.client(), "error_cb": self._note}, logger=_LastLine(self._note_line))
         except KafkaException as exc:  # librdkafka refuses a property, a file, or a combination of them
-            raise KafkaFailed(config.refused_by_client(exc.args[0].str())) from exc
+            raise SourceFailed(config.refused_by_client(exc.args[0].str())) from exc
 
     def _note(self, error: Any) -> None:
         """Remembers a failed connection. librdkafka calls it within a call of this consumer."""
@@ -253,13 +231,13 @@ class KafkaConsumer:
     def _note_line(self, line: str) -> None:
         self._line = line
 
-    def failed(self, error: Any) -> KafkaFailed:
+    def failed(self, error: Any) -> SourceFailed:
         """Returns the exception for an error of librdkafka. It states the cause that librdkafka reported before."""
         if "TOPIC" in error.name() or "PARTITION" in error.name():
-            return KafkaFailed(self._config.fault(error.name(), error.str()))
+            return SourceFailed(self._config.fault(error.name(), error.str()))
         if self._cause is not None:
-            return KafkaFailed(self._config.fault(self._cause.name(), _AFTER.sub("", self._cause.str())))
-        return KafkaFailed(self._config.fault(error.name(), _THREAD.sub("", self._line) or error.str()))
+            return SourceFailed(self._config.fault(self._cause.name(), _AFTER.sub("", self._cause.str())))
+        return SourceFailed(self._config.fault(error.name(), _THREAD.sub("", self._line) or error.str()))
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
@@ -271,10 +249,10 @@ class KafkaConsumer:
             self._serve_callbacks()
             raise self.failed(exc.args[0]) from exc
 
-    def partitions(self) -> dict[int, KafkaFailed | None]:
+    def partitions(self) -> dict[int, SourceFailed | None]:
         """Returns the partitions of the topic. The value is None for a readable partition, otherwise the reason.
 
-        Raises KafkaFailed.
+        Raises SourceFailed.
         """
         from confluent_kafka import KafkaException
 
@@ -295,7 +273,7 @@ class KafkaConsumer:
         if len(topic.partitions) > MAX_PARTITIONS:
             accepted = f"a topic of at most {MAX_PARTITIONS} partitions"
             reason = f"it has {len(topic.partitions)} partitions; expected at most {MAX_PARTITIONS}"
-            raise KafkaFailed(InvalidConfig("topic", self._config.topic, accepted, reason))
+            raise SourceFailed(InvalidConfig("topic", self._config.topic, accepted, reason))
         self._cause, self._line, self._is_unreachable = None, "", False
         return {
             number: None if partition.error is None else self.failed(partition.error)
@@ -303,7 +281,7 @@ class KafkaConsumer:
         }
 
     def range_of(self, partition: int) -> tuple[int, int]:
-        """Returns the offset of the oldest message and the offset after the newest message. Raises KafkaFailed."""
+        """Returns the offset of the oldest message and the offset after the newest message. Raises SourceFailed."""
         from confluent_kafka import TopicPartition
 
         with self._asking():
@@ -334,7 +312,7 @@ class KafkaConsumer:
 
         Raises:
             OffsetGone: the broker does not have the offset.
-            KafkaFailed: the partition cannot be read.
+            SourceFailed: the partition cannot be read.
         """
         from confluent_kafka import KafkaError, TopicPartition
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -19,100 +19,34 @@ import pyarrow.compute as pc
 from edge.codecs import ColumnsSchema, CsvDialect, EventTime, LineStream, TextFormat, cast_or_null, is_text
 from edge.config import LookupConfig, StreamConfig
 from edge.records import Chunk, Position, Rejection, RejectionReason, Rejections, Source
+from edgewater.base.errors import InvalidConfig, InvalidRecord, StorageError
+from edgewater.base.streams import COLUMN_TYPES, TIME_COLUMN, type_name
 from edgewater.model import arithmetic
-from edgewater.model.errors import InvalidConfig, InvalidRecord, StorageError
-from edgewater.model.streams import COLUMN_TYPES, TIME_COLUMN, type_name
-from edgewater.synopses import IntArray
-from edgewater.synopses.hashing import WordArray, hash_values
+from edgewater.model.lookups import LookupTable
+from edgewater.runtime.configuration import FileWatch
 
 log = logging.getLogger(__name__)
 
-MAX_FILE_BYTES = 256 << 20
-MAX_ROWS = 5_000_000
-RETRY_S = 5.0
-"""The time, in seconds, between two attempts to load a file that was never loaded."""
+MAX_FILE_BYTES = 256 << 20  # limit: memory of a table
+MAX_ROWS = 5_000_000  # limit: memory of a table
+RETRY_S = 5.0  # limit: attempts to load a file
+"""The time, in seconds, between two looks at a file that was never loaded, or is being changed."""
 
 
-class LookupTable:
+class FileTable(LookupTable):
     """The rows of a lookup file, by key.
 
     Args:
-        keys: the key of each row, text, int64 or bool, without nulls and without duplicates.
-        columns: the columns to add, each with one value per row.
+        keys, columns: as in `LookupTable`.
         rejected: the rows of the file that are left out.
-
-    Raises:
-        ValueError: a key is null or occurs twice. The message shows the key.
     """
 
     def __init__(self, keys: pa.Array, columns: Mapping[str, pa.Array], rejected: tuple[Rejection, ...] = ()) -> None:
+        super().__init__(keys, columns)
         self.rejected = rejected
-        if keys.null_count:
-            row = pc.index(keys.is_null(), pa.scalar(True)).as_py() + 1
-            raise ValueError(f"row {row} has no key; expected a key in each row")
-        self._keys, self._columns = keys, dict(columns)
-        seed = 0
-        while True:
-            hashes = hash_values(keys, seed)
-            order = np.argsort(hashes, kind="stable")
-            same = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])
-            if not len(same):
-                break
-            first, second = sorted(order[same[0] : same[0] + 2].tolist())
-            if keys[first] == keys[second]:
-                raise ValueError(f"rows {first + 1} and {second + 1} have the key {keys[first].as_py()!r:.100}")
-            seed += 1  # two keys have the same hash
-        self._seed, self._order = seed, order
-        self._hashes: WordArray = hashes[order]
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    @property
-    def nbytes(self) -> int:
-        columns = sum(column.nbytes for column in self._columns.values())
-        return int(self._keys.nbytes + columns + self._hashes.nbytes + self._order.nbytes)
-
-    def rows_of(self, values: pa.Array) -> pa.Array:
-        """Returns the row of each value, int64; null for a null value or a value that is no key. Looks up each distinct
-        value once.
-        """
-        distinct = values.dictionary_encode()
-        rows = self._rows(distinct.dictionary)
-        return pa.array(rows, mask=rows < 0).take(distinct.indices)
-
-    def _rows(self, values: pa.Array) -> IntArray:
-        """Returns the row of each value; -1 for a value that is no key."""
-        if not len(self) or not len(values):
-            return np.full(len(values), -1)
-        hashes = hash_values(values, self._seed)
-        at = np.minimum(np.searchsorted(self._hashes, hashes), len(self) - 1)
-        rows: IntArray = self._order[at]
-        equal = pc.equal(self._keys.take(pa.array(rows)), values).to_numpy(zero_copy_only=False)
-        return np.where(equal, rows, -1)
-
-    def take(self, rows: pa.Array) -> dict[str, pa.Array]:
-        """Returns the added columns for the rows that `rows_of` returned."""
-        return {name: column.take(rows) for name, column in self._columns.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class FileVersion:
-    """Identifies a version of a file. It changes when the file changes."""
-
-    device: int
-    inode: int
-    size: int
-    modified_ns: int
-
-    @classmethod
-    def of(cls, path: Path) -> Self:
-        """Returns the current version of a file. Raises OSError."""
-        status = path.stat()
-        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-
-
-def load_table(config: LookupConfig, key_type: pa.DataType) -> LookupTable:
+def load_table(config: LookupConfig, key_type: pa.DataType) -> FileTable:
     """Reads a lookup file. Blocks. Leaves out the rows that cannot be read, and the rows without a key of their own.
 
     Args:
@@ -135,7 +69,7 @@ def load_table(config: LookupConfig, key_type: pa.DataType) -> LookupTable:
         if rejections.count and not table.num_rows:
             raise ValueError(f"no row can be used: {rejections.as_tuple()[0].message}")
         columns = {name: table.column(name).combine_chunks() for name in types}
-        return LookupTable(columns.pop(config.file_key), columns, rejections.as_tuple())
+        return FileTable(columns.pop(config.file_key), columns, rejections.as_tuple())
     except (OSError, pa.ArrowException, ValueError, InvalidRecord) as exc:
         reason = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
         raise InvalidConfig("file", config.file, f"a {config.format} file with {_described(types)}", reason) from exc
@@ -198,8 +132,8 @@ class Lookup:
         self.unmatched = 0
         self.loaded_ms: int | None = None
         self._key_type, self._now_ms = key_type, now_ms
-        self._table: LookupTable | None = None
-        self._version: FileVersion | None = None
+        self._table: FileTable | None = None
+        self._watch = FileWatch(Path(config.file))
 
     @property
     def name(self) -> str:
@@ -214,26 +148,31 @@ class Lookup:
         """The number of rows of the loaded version that are left out."""
         return 0 if self._table is None else sum(each.count for each in self._table.rejected)
 
-    def refresh(self) -> None:
-        """Loads the file if it has changed. If loading fails, the loaded version stays in use. Blocks."""
+    def refresh(self) -> bool:
+        """Loads the file if it has changed and is complete. If loading fails, the loaded version stays in use. Blocks.
+
+        Returns:
+            Whether the file is being changed, so that it should be looked at again soon.
+        """
+        is_missing = self._table is None or self.failure is not None
         try:
-            version = FileVersion.of(Path(self.config.file))
-            if version == self._version and self.failure is None:
-                return
-            table = load_table(self.config, self._key_type)
-        except (InvalidConfig, OSError) as exc:
+            table = self._watch.read(lambda: load_table(self.config, self._key_type), again=is_missing)
+        except InvalidConfig as exc:
             message = str(exc)
             if message != self.failure:
                 kept = "no version is loaded" if self._table is None else "the version before stays in use"
                 log.error("stream %s: lookup %s: %s; %s", self.stream, self.config.file, message, kept)
             self.failure = message
-            return
+            return False
+        if table is None:
+            return not self._watch.is_settled
         for each in table.rejected:
             what = f"{each.reason}: {each.message}, such as {each.example!r}"
             log.warning("stream %s: lookup %s: %d rows left out, %s", self.stream, self.config.file, each.count, what)
         if self.loaded_ms is not None:
             log.info("stream %s: lookup %s: a new version with %d rows", self.stream, self.config.file, len(table))
-        self._table, self._version, self.failure, self.loaded_ms = table, version, None, self._now_ms()
+        self._table, self.failure, self.loaded_ms = table, None, self._now_ms()
+        return False
 
     def columns_for(self, keys: pa.Array) -> dict[str, pa.Array]:
         """Returns the columns to add for the keys of some records. Raises StorageError if no version is loaded."""
@@ -289,9 +228,11 @@ class StreamLookups:
                 tasks.create_task(self._refresh(lookup))
 
     async def _refresh(self, lookup: Lookup) -> None:
+        refresh_s, is_changing = lookup.config.refresh_ms / 1000, False
         while True:
-            await asyncio.sleep(lookup.config.refresh / 1000 if lookup.loaded_ms is not None else RETRY_S)
-            await asyncio.to_thread(lookup.refresh)
+            is_soon = is_changing or lookup.loaded_ms is None
+            await asyncio.sleep(min(refresh_s, RETRY_S) if is_soon else refresh_s)
+            is_changing = await asyncio.to_thread(lookup.refresh)
 
 
 def open_lookups(name: str, stream: StreamConfig, now_ms: Callable[[], int]) -> StreamLookups:

@@ -20,31 +20,31 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from edge.codecs import MessageDecoder, TextFormatName
-from edge.config import TextConfig, TlsConfig, secret
+from edge.config import MessageConfig, TlsConfig
 from edge.records import Chunk, Decoded, Position, Source, guesses
-from edge.source_kinds import KeptSource, SourceCheck, SourceContext, next_item
-from edgewater.model.errors import InvalidConfig, installation
-from edgewater.model.streams import TIME_COLUMN, Delivery
-from edgewater.runtime.configuration import Duration, RemoteAddress, refusal, split_address
+from edge.source_kinds import KeptSource, SourceCheck, SourceContext, SourceFailed, next_item, require_module
+from edgewater.base.errors import InvalidConfig
+from edgewater.base.streams import TIME_COLUMN, Delivery
+from edgewater.runtime.configuration import Duration, RemoteAddress, Secret, refusal, split_address
 from edgewater.wire import DropReason, LossReason
 
-RECEIVE_MAXIMUM = 500
+RECEIVE_MAXIMUM = 500  # limit: what the journal remembers of a session
 """The largest number of unacknowledged messages. The journal remembers as many."""
-KEEPALIVE_S = 5
+KEEPALIVE_S = 5  # limit: how late a silent broker is noticed
 """The interval of keep-alive packets, in seconds. A broker counts as unreachable twice this time after its last packet.
 The default of the idle rule is as long.
 """
-ANSWER_S = 4.0
+ANSWER_S = 4.0  # limit: the wait for an answer of the broker
 """The time, in seconds, for each answer of the broker: to the connection, the session and the subscriptions."""
-CHECK_S = 2.0
+CHECK_S = 2.0  # limit: the time of a check
 _ENTRY = struct.Struct("<HQ")
 _LEVEL = re.compile(r"\{(\w+)\}")
 
 
-class MqttConfig(TextConfig):
+class MqttConfig(MessageConfig):
     """The options below ``mqtt:``.
 
     Attributes:
@@ -54,7 +54,7 @@ class MqttConfig(TextConfig):
         username: user at the broker. None: no credentials.
         password: password at the broker.
         tls: true means TLS with the system's CAs.
-        session: how long the broker keeps messages while the agent is not connected.
+        session_ms: how long the broker keeps messages while the agent is not connected.
         retained: whether each new session also counts the message that the broker has retained for a topic.
     """
 
@@ -63,12 +63,10 @@ class MqttConfig(TextConfig):
     client_id: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
     format: TextFormatName = "ndjson"
     username: str | None = None
-    password: SecretStr | None = None
+    password: Secret | None = None
     tls: TlsConfig | bool = False
-    session: Duration = Field(default=86_400_000, ge=60_000, le=0xFFFF_FFFE * 1000)
+    session_ms: Duration = Field(default=86_400_000, ge=60_000, le=0xFFFF_FFFE * 1000)
     retained: bool = False
-
-    _password = field_validator("password", mode="before")(secret)
 
     @field_validator("topics")
     @classmethod
@@ -91,8 +89,6 @@ class MqttConfig(TextConfig):
 
     @model_validator(mode="after")
     def _complete(self) -> MqttConfig:
-        if self.format == "csv" and self.csv.header is None:
-            raise refusal("csv: {header: […]}, as messages have no header line", "format is csv")
         names = [sorted(_LEVEL.findall(topic)) for topic in self.topics]
         if any(each != names[0] for each in names):
             raise refusal("the same columns in all topics, such as {device}", f"got {', '.join(self.topics)}")
@@ -121,12 +117,6 @@ class MqttConfig(TextConfig):
             return InvalidConfig("client_id", self.client_id, "a client_id that no other client uses", reason)
         return self.broker_fault(reason)
 
-    def column_fault(self, columns: Sequence[str]) -> tuple[str, str] | None:
-        for name in self.more:
-            if name not in columns or self.more.count(name) > 1:
-                return f"each of {', '.join(columns)} once", f"the level {{{name}}} of the topic"
-        return super().column_fault([name for name in columns if name not in self.more])
-
 
 def _overlap(one: list[str], other: list[str]) -> bool:
     """Returns whether a topic may match both filters, which are given by their levels."""
@@ -137,18 +127,6 @@ def _overlap(one: list[str], other: list[str]) -> bool:
     if one[0] != other[0] and not any(level == "+" or level.startswith("{") for level in (one[0], other[0])):
         return False
     return _overlap(one[1:], other[1:])
-
-
-class MqttFailed(OSError):
-    """The broker cannot be reached, or refuses the session.
-
-    Attributes:
-        fault: names the option that may be wrong, its value, and the reason.
-    """
-
-    def __init__(self, fault: InvalidConfig) -> None:
-        super().__init__(f"{fault.field} {fault.value}: {fault.reason}")
-        self.fault = fault
 
 
 class Remembered:
@@ -185,12 +163,12 @@ class _Subscribed:
     is_new: bool
 
 
-class _Connection:
+class _BrokerConnection:
     """A connection to the broker. The thread of the client fills `arrived`. The methods `open` and `close` block.
 
     Attributes:
-        arrived: messages, one `_Subscribed`, and a `MqttFailed` at the end if the connection fails. Messages of an old
-            session may come before the `_Subscribed`.
+        arrived: messages, one `_Subscribed`, and a `SourceFailed` at the end if the connection fails. Messages of an
+            old session may come before the `_Subscribed`.
     """
 
     def __init__(self, config: MqttConfig, coalesce_s: Callable[[], float]) -> None:
@@ -233,13 +211,13 @@ class _Connection:
             self.arrived.put_nowait(item)
 
     def open(self) -> None:
-        """Connects and begins to subscribe. Raises MqttFailed."""
+        """Connects and begins to subscribe. Raises SourceFailed."""
         from paho.mqtt.packettypes import PacketTypes
         from paho.mqtt.properties import Properties
 
         config, client = self._config, self.client
         properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
-        properties.SessionExpiryInterval, properties.ReceiveMaximum = config.session // 1000, RECEIVE_MAXIMUM
+        properties.SessionExpiryInterval, properties.ReceiveMaximum = config.session_ms // 1000, RECEIVE_MAXIMUM
         host, port = split_address(config.broker)
         if config.username is not None:
             client.username_pw_set(config.username, config.password.get_secret_value() if config.password else None)
@@ -248,14 +226,14 @@ class _Connection:
             try:
                 client.tls_set(tls.ca, tls.cert, tls.key, cert_reqs=ssl.CERT_REQUIRED)
             except (OSError, ValueError) as exc:
-                raise MqttFailed(config.tls_fault(exc)) from exc
+                raise SourceFailed(config.tls_fault(exc)) from exc
         client.connect_timeout = ANSWER_S
         try:
             client.connect(host, port, KEEPALIVE_S, clean_start=False, properties=properties)
         except ssl.SSLError as exc:
-            raise MqttFailed(config.tls_fault(exc)) from exc
+            raise SourceFailed(config.tls_fault(exc)) from exc
         except OSError as exc:
-            raise MqttFailed(config.broker_fault(exc.strerror or str(exc) or type(exc).__name__)) from exc
+            raise SourceFailed(config.broker_fault(exc.strerror or str(exc) or type(exc).__name__)) from exc
         client.loop_start()
 
     def close(self) -> None:
@@ -268,7 +246,7 @@ class _Connection:
 
         config = self._config
         if reason.is_failure:
-            self._give(MqttFailed(config.refusal_fault(str(reason))))
+            self._give(SourceFailed(config.refusal_fault(str(reason))))
             return
         self._is_new = not flags.session_present
         handling = SubscribeOptions.RETAIN_SEND_IF_NEW_SUB if config.retained else SubscribeOptions.RETAIN_DO_NOT_SEND
@@ -279,7 +257,7 @@ class _Connection:
         for reason, topic in zip(reasons, self._config.topics, strict=False):
             if reason.is_failure:
                 accepted = "filters that the user may subscribe to"
-                self._give(MqttFailed(InvalidConfig("topics", topic, accepted, f"the broker answers: {reason}")))
+                self._give(SourceFailed(InvalidConfig("topics", topic, accepted, f"the broker answers: {reason}")))
                 return
         self._give(_Subscribed(self._is_new))
 
@@ -288,7 +266,7 @@ class _Connection:
             fault = self._config.refusal_fault(str(reason))
         else:
             fault = self._config.broker_fault("the connection has ended; perhaps another client has the client_id")
-        self._give(MqttFailed(fault))
+        self._give(SourceFailed(fault))
 
 
 class MqttSource(KeptSource):
@@ -311,7 +289,7 @@ class MqttSource(KeptSource):
     async def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
         self._open = {message.mid for _, message in self._unacknowledged}
         remembered, self._unacknowledged = Remembered(position), []
-        connection = _Connection(self._config, lambda: self._context.coalesce_s(self.stream, self.name))
+        connection = _BrokerConnection(self._config, lambda: self._context.coalesce_s(self.stream, self.name))
         self._client, arrived = connection.client, connection.arrived
         try:
             await asyncio.to_thread(connection.open)
@@ -333,13 +311,13 @@ class MqttSource(KeptSource):
             await asyncio.to_thread(connection.close)
 
     async def _answer(self, arrived: asyncio.Queue[Any]) -> Any:
-        """Returns the next item. Raises MqttFailed if the broker does not answer or refuses the session."""
+        """Returns the next item. Raises SourceFailed if the broker does not answer or refuses the session."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 item = await arrived.get()
         except TimeoutError:
-            raise MqttFailed(self._config.broker_fault(f"no answer within {ANSWER_S:g} s")) from None
-        if isinstance(item, MqttFailed):
+            raise SourceFailed(self._config.broker_fault(f"no answer within {ANSWER_S:g} s")) from None
+        if isinstance(item, SourceFailed):
             raise item
         return item
 
@@ -348,8 +326,8 @@ class MqttSource(KeptSource):
             messages = [await next_item(self._context, self.name, arrived)]
             while not arrived.empty():
                 messages.append(arrived.get_nowait())
-            failure = next((m for m in messages if isinstance(m, MqttFailed)), None)
-            new = [m for m in messages if not isinstance(m, MqttFailed) and self._is_new(remembered, m)]
+            failure = next((m for m in messages if isinstance(m, SourceFailed)), None)
+            new = [m for m in messages if not isinstance(m, SourceFailed) and self._is_new(remembered, m)]
             if new or self._doubtful:
                 yield self._decoded(new, remembered)
             if failure is not None:
@@ -410,10 +388,11 @@ class MqttSource(KeptSource):
 def _pattern(topic: str) -> re.Pattern[str]:
     """Returns the regular expression that extracts the named levels of a topic."""
     parts = re.split(r"(\{\w+\}|\+|#)", topic)
-    return re.compile("".join(
-        f"(?P<{part[1:-1]}>[^/]*)" if part.startswith("{") else {"+": "[^/]*", "#": ".*"}.get(part, re.escape(part))
-        for part in parts
-    ))  # fmt: skip
+    any_of = {"+": "[^/]*", "#": ".*"}
+    named = (
+        f"(?P<{part[1:-1]}>[^/]*)" if part.startswith("{") else any_of.get(part, re.escape(part)) for part in parts
+    )
+    return re.compile("".join(named))
 
 
 class Mqtt:
@@ -423,16 +402,12 @@ class Mqtt:
     config = MqttConfig
 
     def sources(self, options: MqttConfig, context: SourceContext) -> Sequence[Source]:
-        try:
-            import paho.mqtt.client  # noqa: F401
-        except ImportError as exc:
-            accepted = f"the package paho-mqtt: {installation('mqtt')}"
-            raise InvalidConfig(f"streams.{context.stream}.sources.mqtt", options.broker, accepted, str(exc)) from exc
+        require_module("paho.mqtt.client", "paho-mqtt", "mqtt")
         return [MqttSource(options, context)]
 
     def check(self, options: MqttConfig, context: SourceContext, records: int) -> SourceCheck:
         """Subscribes in a temporary session and decodes the messages that arrive within `CHECK_S`."""
-        checked = options.model_copy(update={"client_id": f"{options.client_id}-check"[-64:], "session": 0})
+        checked = options.model_copy(update={"client_id": f"{options.client_id}-check"[-64:], "session_ms": 0})
 
         async def look() -> SourceCheck:
             source, samples, nbytes = MqttSource(checked, context), list[Decoded](), 0
@@ -454,7 +429,7 @@ class Mqtt:
 
         try:
             return asyncio.run(look())
-        except MqttFailed as exc:
+        except SourceFailed as exc:
             raise exc.fault from exc
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from edge.config import ReplayConfig
-from edge.records import COALESCE_S, Chunk, CoalesceTime, Position, Source, shortest_wait
-from edgewater.model.streams import LIVE, TIME_COLUMN, StreamClock
+from edge.records import COALESCE_S, Chunk, Position, Source
+from edge.source_kinds import SourceContext
+from edgewater.base.streams import LIVE, TIME_COLUMN, StreamClock
 
 RELEASE_INTERVAL_MS = int(1000 * COALESCE_S)
 """Records whose release times lie within this many ms of wall time are released together."""
-LONGEST_SLEEP_MS = 1000
+LONGEST_SLEEP_MS = 1000  # limit: how late a clock that was set is noticed
 """The wall clock is read again at least this often, because it may be set during a sleep."""
 
 
@@ -36,29 +38,17 @@ class PacedSource:
     """A `Source` that releases the records of another source according to a replay clock. It passes everything else
     on to that source."""
 
-    def __init__(
-        self,
-        source: Source,
-        clock: StreamClock,
-        *,
-        now_ms: Callable[[], int],
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        coalesce_s: CoalesceTime = shortest_wait,
-    ) -> None:
-        self._source = source
-        self._clock = clock
-        self._now_ms = now_ms
-        self._sleep = sleep
-        self._coalesce_s = coalesce_s
+    def __init__(self, source: Source, clock: StreamClock, context: SourceContext) -> None:
+        self._source, self._clock, self._context = source, clock, context
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
 
     def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
-        return paced(
-            self._source.chunks(position), self._clock, now_ms=self._now_ms, sleep=self._sleep,
-            interval_ms=lambda: round(1000 * self._coalesce_s(self.stream, self.name)),
-        )  # fmt: skip
+        context, sleep = self._context, partial(self._context.wait, self.name)
+        wait = lambda: round(1000 * context.coalesce_s(self.stream, self.name))  # noqa: E731
+        chunks = self._source.chunks(position)
+        return paced(chunks, self._clock, now_ms=context.now_ms, sleep=sleep, interval_ms=wait)
 
 
 async def paced(
@@ -84,27 +74,21 @@ async def paced(
     wait_ms, released_ms = 0, now_ms()
     async for chunk in chunks:
         rest: Chunk | None = chunk
+        release_ms = np.maximum.accumulate(chunk.batch.column(TIME_COLUMN).to_numpy())  # of each record of `rest`
         while rest is not None:
             now = now_ms()
-            due = due_rows(rest, clock.to_event_ms(now))
-            if due == rest.batch.num_rows:
+            due = int(np.searchsorted(release_ms, clock.to_event_ms(now), side="right"))
+            if due == len(release_ms):
                 yield rest
                 rest = None
             elif due and not 0 <= now - released_ms < wait_ms:  # also true after the wall clock was set back
                 head, rest = rest.split(due)
-                released_ms = now
+                release_ms, released_ms = release_ms[due:], now
                 yield head
                 wait_ms = interval_ms()
             elif due:
                 await sleep((released_ms + wait_ms - now) / 1000)
             else:
                 # An empty chunk is released at once, so `rest` has a first record.
-                next_ms = int(rest.batch.column(TIME_COLUMN)[0].as_py())
-                next_wait_ms = clock.to_wall_ms(next_ms) - now_ms()
+                next_wait_ms = clock.to_wall_ms(int(release_ms[0])) - now_ms()
                 await sleep(min(max(next_wait_ms, wait_ms, RELEASE_INTERVAL_MS), LONGEST_SLEEP_MS) / 1000)
-
-
-def due_rows(chunk: Chunk, event_ms: int) -> int:
-    """Returns the length of the longest prefix of records with event times at or before `event_ms`."""
-    times = chunk.batch.column(TIME_COLUMN).to_numpy()
-    return int(np.searchsorted(np.maximum.accumulate(times), event_ms, side="right")) if len(times) else 0

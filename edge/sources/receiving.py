@@ -16,7 +16,6 @@ import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 
 from pydantic import SecretStr
@@ -25,18 +24,19 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from edge.config import EdgeConfig
 from edge.receivers import BodyTooCostly, BodyTooLarge, Counted, Part, PushedSource, Receiver, Refused, Request
 from edge.records import Chunk, PushId
 from edge.series import SeriesMemory
 from edge.sources.http_body import BodyLimits
 from edge.sources.push_shares import DecodingThreads, PushMemory, Reservation, TooManyBytes
 from edge.utilization import ActivityMarker, no_marker
-from edgewater.model.errors import EdgewaterError, InvalidInput, InvalidRequest, Retired, StorageError
+from edgewater.base.errors import EdgewaterError, InvalidInput, InvalidRequest, Retired, StorageError
 from edgewater.runtime.bearer import bearer_token, token_digest
 
-MAX_BODIES_PENDING = 4
-DECODING_THREADS = 2
-RETRY_AFTER_S = 1
+MAX_BODIES_PENDING = 4  # limit: memory of bodies, as a multiple of the largest
+DECODING_THREADS = 2  # limit: CPU of decoding
+RETRY_AFTER_S = 1  # limit: how soon a client tries again
 MAX_KEY_CHARACTERS = 255
 """The largest length of an `Idempotency-Key`."""
 
@@ -84,28 +84,11 @@ class BearerTokens:
         return digest if digest in {token_digest(known.get_secret_value()) for known in self._tokens} else None
 
 
-@dataclass(frozen=True, slots=True)
-class PushLimits:
-    """Limits of all receivers together.
-
-    Attributes:
-        body: the limits of one body.
-        timeout_s: the time in which a body must arrive.
-    """
-
-    body: BodyLimits
-    timeout_s: float
-
-    @property
-    def max_pending_bytes(self) -> int:
-        """The largest total of the arrived bytes of all requests in progress."""
-        return MAX_BODIES_PENDING * self.body.size_bytes
-
-
 class PushEndpoint:
     """Passes requests to receivers, and the receivers' records to the agent.
 
     Args:
+        config: `config.limits` bounds the cost of requests.
         accept: called for each source that a request feeds, with its valid records and its rejections.
         unavailable: called before a body is read. Returns why the agent accepts nothing now, or None.
         now_ms: returns the wall time, for arrival times.
@@ -119,8 +102,7 @@ class PushEndpoint:
     def __init__(
         self,
         receivers: Sequence[Receiver],
-        limits: PushLimits,
-        tokens: BearerTokens,
+        config: EdgeConfig,
         accept: Accept,
         unavailable: Callable[[], Unavailable | Retired | None],
         now_ms: Callable[[], int],
@@ -133,15 +115,16 @@ class PushEndpoint:
         self.receivers = receivers
         self._series_of = series_of
         self._count_skipped = count_skipped
-        self.limits = limits
-        self._tokens = tokens
+        self.limits = BodyLimits(config.limits.max_push_bytes, config.limits.push_cpu_ms / 1000)
+        self.timeout_s = config.limits.push_timeout_ms / 1000
+        self._tokens = BearerTokens(config.http.tokens)
         self._accept = accept
         self._unavailable = unavailable
         self._now_ms = now_ms
         self._busy = busy
         self._on_refused = on_refused
         self._count_refused = count_refused
-        self._memory = PushMemory(limits.max_pending_bytes)
+        self._memory = PushMemory(MAX_BODIES_PENDING * self.limits.size_bytes)
         # Not the event loop's default threads, because they write the journal.
         self._decoding = ThreadPoolExecutor(DECODING_THREADS, "push-decode")
         self._permits = DecodingThreads(DECODING_THREADS)
@@ -201,7 +184,7 @@ class PushEndpoint:
             detail = f"Content-Encoding {encoding} is not accepted; expected {accepted.replace(', ', ' or ')}"
             raise Refused(415, "unsupported-media-type", detail, headers={"Accept-Encoding": accepted})
         announced = request.headers.get("content-length", "")
-        if announced.isdecimal() and int(announced) > self.limits.body.size_bytes:
+        if announced.isdecimal() and int(announced) > self.limits.size_bytes:
             raise self._too_large()
         try:
             self._require_available()
@@ -222,18 +205,18 @@ class PushEndpoint:
         """Returns the whole body. Raises Refused if it arrives late or not completely, is too large, or gets no
         memory.
         """
-        limits, received = self.limits, list[bytes]()
+        received = list[bytes]()
         try:
-            async with asyncio.timeout(limits.timeout_s) as reserved.deadline:
+            async with asyncio.timeout(self.timeout_s) as reserved.deadline:
                 async for data in stream:
-                    if reserved.nbytes + len(data) > limits.body.size_bytes:
+                    if reserved.nbytes + len(data) > self.limits.size_bytes:
                         raise self._too_large()
                     self._memory.add(reserved, len(data))
                     received.append(data)
         except TimeoutError:
             if reserved.is_refused:
                 raise self._too_many() from None
-            detail = f"the body did not arrive in {limits.timeout_s:g} s (limits.push_timeout); nothing was accepted"
+            detail = f"the body did not arrive in {self.timeout_s:g} s (limits.push_timeout); nothing was accepted"
             raise Refused(408, "timeout", detail, headers={"Connection": "close"}) from None
         except TooManyBytes:
             raise self._too_many() from None
@@ -272,7 +255,7 @@ class PushEndpoint:
             raise Refused(
                 422,
                 "too-costly",
-                f"decoding the body takes more than {self.limits.body.cpu_s:g} s of CPU time (limits.push_cpu); "
+                f"decoding the body takes more than {self.limits.cpu_s:g} s of CPU time (limits.push_cpu); "
                 "nothing was accepted; expected several smaller requests with fewer invalid records",
             ) from None
         except InvalidInput as exc:
@@ -291,10 +274,8 @@ class PushEndpoint:
         if part.convert is not None:
             # No other request may change the series before `accept` ingests the records, so nothing is awaited here.
             decoded, series = part.convert(self._series_of(part.source.name))
-        chunk = Chunk(
-            part.source.name, decoded.batch, None, None, decoded.rejected, nbytes, push=push, series=series,
-            guessed=decoded.guessed,
-        )  # fmt: skip
+        content = decoded.batch, None, None, decoded.rejected, nbytes
+        chunk = Chunk(part.source.name, *content, push=push, series=series, guessed=decoded.guessed)
         counted = await self._accept(chunk, part.source.stream)
         if counted is not None:  # the series may have changed after the request was counted
             return Counted(part.source, counted, part.decoded.rejected, already_counted=True)
@@ -311,10 +292,10 @@ class PushEndpoint:
         Raises:
             BodyTooLarge, BodyTooCostly, InvalidInput: as `Receiver.decode`.
         """
-        check, limit = self.limits.body.timer(), self.limits.body.size_bytes
+        check, limit = self.limits.timer(), self.limits.size_bytes
         plain = receiver.encodings[request.headers.get("content-encoding", "identity").lower()](body, limit)
         digest = _digest(request.media.encode(), plain)
-        return receiver.decode(request, self.limits.body.of(plain, arrival_ms, check)), digest
+        return receiver.decode(request, self.limits.of(plain, arrival_ms, check)), digest
 
     def _too_many(self) -> Refused:
         """Returns the refusal of a request for which there is no memory, or whose memory another client needs."""
@@ -323,7 +304,7 @@ class PushEndpoint:
         return Refused(429, "too-many-requests", detail, retry_after_s=RETRY_AFTER_S)
 
     def _too_large(self) -> Refused:
-        limit = self.limits.body.size_bytes
+        limit = self.limits.size_bytes
         detail = f"the body is longer than {limit} bytes, as sent or decompressed; expected several smaller requests"
         return Refused(413, "too-large", detail)
 

@@ -26,17 +26,17 @@ from edge.codecs import extract_event_times
 from edge.config import MAX_PATTERN, Model
 from edge.receivers import Body, BodyTooLarge, Conversion, Counted, Decompress, Part, PushedSource, Refused, Request
 from edge.records import Decoded, RejectionReason, Rejections, Source, guesses
-from edge.series import KEY_BYTES, SeriesMemory, SeriesUpdate, Totals
-from edge.source_kinds import SourceContext
+from edge.series import KEY_BYTES, Points, SeriesMemory, SeriesUpdate
+from edge.source_kinds import SourceContext, require_module
+from edgewater.base.errors import InvalidConfig, InvalidRecord
+from edgewater.base.streams import TIME_COLUMN
 from edgewater.model import arithmetic
-from edgewater.model.errors import InvalidConfig, InvalidRecord, installation
-from edgewater.model.streams import TIME_COLUMN
 from edgewater.runtime.configuration import refusal
 from edgewater.synopses import BoolArray, FloatArray, IntArray
 from edgewater.wire import remote_write_pb2 as pb
 
 MEDIA = "application/x-protobuf"
-STALE = 0x7FF0000000000002
+STALE = 0x7FF0000000000002  # format: of Prometheus
 """The bits of the float64 that Prometheus sends when a series has ended."""
 NAME_LABEL = "__name__"
 COUNTERS = [".*_(total|count|sum|bucket)"]
@@ -48,8 +48,8 @@ MIN_SAMPLE_BYTES = 16
 """A body may have one sample, native histogram or series for each `MIN_SAMPLE_BYTES` bytes of the limit of a body."""
 MAX_CACHE_BYTES = 32 << 20
 """The largest size of all cached label sets in encoded form."""
-CHECK_EVERY = 4096
-_FAR_MS = 10**14
+CHECK_EVERY = 4096  # limit: samples between two checks of the CPU time
+_FAR_MS = 10**14  # limit: times that int64 ns cannot have
 _NOT_TAKEN, _GAUGE, _COUNTER, _INVALID = range(4)
 _ROW = "\0row"
 _STATUS = {408: 503, 422: 400, 429: 503}
@@ -58,7 +58,7 @@ gets 503.
 """
 
 
-class RemoteWriteConfig(Model):
+class RemoteWriteInput(Model):
     """The options below ``remote_write:``.
 
     Attributes:
@@ -88,7 +88,7 @@ class RemoteWriteConfig(Model):
         return patterns
 
     @model_validator(mode="after")
-    def _fields(self) -> RemoteWriteConfig:
+    def _fields(self) -> RemoteWriteInput:
         for column, name in self.columns.items():
             if name != "value" and not (name.startswith("label.") and len(name) > len("label.")):
                 raise refusal("value, or a label such as label.handler", f"columns.{column} is {name!r}")
@@ -166,7 +166,7 @@ class _LabelSets:
 class _Mapping:
     """Maps label sets to the columns of one source."""
 
-    def __init__(self, config: RemoteWriteConfig, source: PushedSource) -> None:
+    def __init__(self, config: RemoteWriteInput, source: PushedSource) -> None:
         self.source, self.max_series = source, config.max_series
         schema = source.schema
         self.labels = config.fields(schema.columns, schema.time.column)
@@ -246,7 +246,7 @@ class _Mapping:
         valid = np.isfinite(totals) & (totals >= 0)
         valid_ms = times_ms[valid]
         count = int(valid.sum())
-        points = Totals(
+        points = Points(
             [digest for digest, is_valid in zip(digests, valid.tolist(), strict=True) if is_valid],
             np.zeros(count, np.int64),
             valid_ms * 1_000_000,
@@ -372,10 +372,8 @@ class RemoteWriteReceiver:
                     times.append(sample.timestamp)
         numbers, sets = self._known(keys, new, readable, check)
         times_ms = np.clip(np.array(times, np.int64), -_FAR_MS, _FAR_MS)
-        return _Samples(
-            np.repeat(numbers, counts), np.array(values, np.float64), times_ms, np.repeat(numbers, histograms),
-            len(raw) - len(readable),
-        ), sets  # fmt: skip
+        columns = np.repeat(numbers, counts), np.array(values, np.float64), times_ms
+        return _Samples(*columns, np.repeat(numbers, histograms), len(raw) - len(readable)), sets
 
     def _known(
         self,
@@ -405,10 +403,8 @@ class RemoteWriteReceiver:
 
     def _no_sets(self) -> _LabelSets:
         roles = [np.zeros(0, np.int64) for _ in self._mappings]
-        return _LabelSets(roles, [
-            {name: mapping.values(name, ()) for name, label in mapping.labels.items() if label}
-            for mapping in self._mappings
-        ])  # fmt: skip
+        labelled = [(mapping, [n for n, label in mapping.labels.items() if label]) for mapping in self._mappings]
+        return _LabelSets(roles, [{n: mapping.values(n, ()) for n in names} for mapping, names in labelled])
 
     def _with(self, sets: _LabelSets, new: Mapping[bytes, Sequence[bytes]], check: Callable[[], None]) -> _LabelSets:
         """Returns label sets with new ones added. Requests in progress may still use `sets`."""
@@ -475,29 +471,21 @@ class RemoteWrite:
     """The kind of sources ``remote_write``."""
 
     name = "remote_write"
-    config = RemoteWriteConfig
+    config = RemoteWriteInput
 
-    def sources(self, options: RemoteWriteConfig, context: SourceContext) -> Sequence[Source]:
-        path = f"streams.{context.stream}.sources.remote_write"
-        try:
-            import cramjam  # noqa: F401
-        except ImportError as exc:
-            accepted = f"the package cramjam: {installation('remote-write')}"
-            raise InvalidConfig(path, options.path, accepted, str(exc)) from exc
-        try:
-            options.fields(context.schema.columns, context.schema.time.column)
-        except InvalidConfig as exc:
-            raise InvalidConfig(f"{path}.{exc.field}", exc.value, exc.accepted, exc.reason) from exc
+    def sources(self, options: RemoteWriteInput, context: SourceContext) -> Sequence[Source]:
+        require_module("cramjam", "cramjam", "remote-write")
+        options.fields(context.schema.columns, context.schema.time.column)
         return [_source(options, context)]
 
-    def receivers(self, entries: Sequence[tuple[RemoteWriteConfig, SourceContext]]) -> Sequence[RemoteWriteReceiver]:
+    def receivers(self, entries: Sequence[tuple[RemoteWriteInput, SourceContext]]) -> Sequence[RemoteWriteReceiver]:
         by_path: dict[str, list[_Mapping]] = {}
         for options, context in entries:
             by_path.setdefault(options.path, []).append(_Mapping(options, _source(options, context)))
         return [RemoteWriteReceiver(path, mappings) for path, mappings in by_path.items()]
 
 
-def _source(options: RemoteWriteConfig, context: SourceContext) -> PushedSource:
+def _source(options: RemoteWriteInput, context: SourceContext) -> PushedSource:
     name = f"{context.stream}:remote_write:{options.path}"
     return PushedSource(name, context.stream, context.schema, context.idle)
 

@@ -10,24 +10,15 @@ import asyncio
 import contextlib
 import os
 import select
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 
 from edge.codecs import LineStream, TextFormat
-from edge.records import (
-    COALESCE_S,
-    SHORT_READ_BYTES,
-    Chunk,
-    CoalesceTime,
-    Position,
-    UnrepeatableSource,
-    shortest_wait,
-    split_rows,
-)
-from edge.utilization import ActivityMarker, no_marker
-from edgewater.model.errors import InvalidRecord
-from edgewater.model.streams import Delivery
+from edge.records import COALESCE_S, SHORT_READ_BYTES, Chunk, Position, UnrepeatableSource, split_rows
+from edge.source_kinds import SourceContext
+from edgewater.base.errors import InvalidRecord
+from edgewater.base.streams import Delivery
 
-WAIT_S = 0.25
+WAIT_S = 0.25  # limit: how late the end of the process is noticed
 
 
 class _Pipe:
@@ -54,37 +45,15 @@ class StdinSource(UnrepeatableSource):
     """A `Source` that reads lines from a file descriptor.
 
     A read from a pipe can block forever, and a blocked thread cannot be cancelled. So the thread never waits longer
-    than `WAIT_S`.
-
-    Args:
-        sleep: sleeps between consecutive short reads, so that their input is decoded together.
-        idle: marks when the source waits for input.
-        coalesce_s: returns how long the next lines may wait in the pipe.
+    than `WAIT_S`. Between consecutive short reads, it sleeps, so that their input is decoded together.
     """
 
     gone = "standard input cannot be read again"
     delivery = Delivery.AT_MOST_ONCE
 
-    def __init__(
-        self,
-        name: str,
-        stream: str,
-        text: TextFormat,
-        *,
-        now_ms: Callable[[], int],
-        fd: int = 0,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        idle: ActivityMarker = no_marker,
-        coalesce_s: CoalesceTime = shortest_wait,
-    ) -> None:
-        self.name = name
-        self.stream = stream
-        self._text = text
-        self._now_ms = now_ms
-        self._fd = fd
-        self._sleep = sleep
-        self._idle = idle
-        self._coalesce_s = coalesce_s
+    def __init__(self, name: str, text: TextFormat, context: SourceContext, fd: int = 0) -> None:
+        self.name, self.stream = name, context.stream
+        self._text, self._context, self._fd = text, context, fd
         self._fault: InvalidRecord | None = None
 
     async def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
@@ -94,9 +63,9 @@ class StdinSource(UnrepeatableSource):
         lines = LineStream(pipe, self._text, self.name)
 
         def read_chunks() -> list[Chunk]:
-            block = lines.next(False, self._now_ms())
+            block = lines.next(False, self._context.now_ms())
             if block is None and pipe.ended:
-                block = lines.next(True, self._now_ms())
+                block = lines.next(True, self._context.now_ms())
             if block is None:
                 return []
             decoded, nbytes = block
@@ -107,7 +76,7 @@ class StdinSource(UnrepeatableSource):
         short, waited_s = False, COALESCE_S
         while True:
             if not pipe.wait(0):
-                with self._idle(self.name) if not lines.is_open else contextlib.nullcontext():
+                with self._context.idle(self.name) if not lines.is_open else contextlib.nullcontext():
                     short &= await asyncio.to_thread(pipe.wait, WAIT_S)
             try:
                 chunks = await asyncio.to_thread(read_chunks)
@@ -123,6 +92,5 @@ class StdinSource(UnrepeatableSource):
             if was_short and short and not pipe.ended:
                 # A full pipe would stop the other program, so it is at most half full after the wait.
                 most_s = waited_s * SHORT_READ_BYTES / (2 * nbytes)
-                waited_s = max(min(self._coalesce_s(self.stream, self.name), most_s), COALESCE_S)
-                with self._idle(self.name):
-                    await self._sleep(waited_s)
+                waited_s = max(min(self._context.coalesce_s(self.stream, self.name), most_s), COALESCE_S)
+                await self._context.wait(self.name, waited_s)

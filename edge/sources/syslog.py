@@ -32,25 +32,25 @@ from edge.codecs import (
     is_field,
     joined,
 )
-from edge.config import HttpTlsConfig, TextConfig, Zone
+from edge.config import HttpTlsConfig, MessageConfig, Zone
 from edge.records import BLOCK_BYTES, Chunk, Decoded, Position, RejectionReason, Rejections, Source, split_rows
 from edge.source_kinds import KeptSource, SourceContext
 from edge.sources.syslog_framing import BadFrame, Framing
-from edgewater.model.errors import InvalidConfig
-from edgewater.model.streams import Delivery, type_name
+from edgewater.base.errors import InvalidConfig
+from edgewater.base.streams import Delivery, type_name
 from edgewater.runtime.configuration import Address, Duration, Size, is_loopback, refusal, split_address
 
 log = logging.getLogger(__name__)
 
 MAX_WAITING_BYTES = BLOCK_BYTES
 """If more bytes wait to be decoded, the edge stops reading, so that senders wait."""
-MAX_DATAGRAM = 65_535
-DATAGRAMS_AT_ONCE = 256
-HANDSHAKE_S = 10.0
-BACKLOG = 128
+MAX_DATAGRAM = 65_535  # format: of UDP
+DATAGRAMS_AT_ONCE = 256  # limit: the turn of the socket, so that other tasks run
+HANDSHAKE_S = 10.0  # limit: connections that never finish their handshake
+BACKLOG = 128  # limit: connections that wait to be accepted
 
 
-class SyslogConfig(TextConfig):
+class SyslogConfig(MessageConfig):
     """The options below ``syslog:``.
 
     Attributes:
@@ -68,7 +68,7 @@ class SyslogConfig(TextConfig):
         max_connections: the largest number of connections that have sent a message, or have presented a certificate to
             `client_ca`. As many others may be open. Beyond either number, a connection of the address with the most
             connections is closed, the longest idle first.
-        idle: the edge closes a connection without a message for this time.
+        idle_ms: the edge closes a connection without a message for this time.
         receive_buffer: size of the kernel's buffer for UDP. None: the system's default.
     """
 
@@ -81,7 +81,7 @@ class SyslogConfig(TextConfig):
     zone: Zone | None = None
     max_message: Size = Field(default=64 << 10, ge=480, le=1 << 20)
     max_connections: int = Field(default=256, ge=1, le=10_000)
-    idle: Duration = Field(default=3_600_000, ge=1_000)
+    idle_ms: Duration = Field(default=3_600_000, ge=1_000)
     receive_buffer: Size | None = Field(default=None, ge=4 << 10, le=1 << 30)
 
     @field_validator("peers")
@@ -105,8 +105,6 @@ class SyslogConfig(TextConfig):
                 "peers: the networks whose machines may send, tls.client_ca, or a loopback address in listen",
                 "other machines could send messages without credentials",
             )
-        if self.format == "csv" and self.csv.header is None:
-            raise refusal("csv: {header: […]}, as messages have no header line", "format is csv")
         for column, field in self.columns.items():
             if not is_field(field):
                 accepted = f"one of the fields {', '.join(SYSLOG_FIELDS)}, or sd.ID.PARAMETER of structured data"
@@ -163,7 +161,7 @@ class _Decoder:
             more = list(self._fields)
             self._body = MessageDecoder(config.text_format(schema), more, f"messages at {config.listen}")
             types = {name: schema.textual[name] for name in more} | {_TEXT: pa.string()}
-            self._columns = ColumnsSchema(types, schema.time, lenient=schema.lenient)
+            self._columns = ColumnsSchema.of(schema, types)
             self._fields[_TEXT] = "message"
 
     def decode(self, messages: bytes, arrival_ms: int) -> Decoded:
@@ -292,7 +290,8 @@ class _Connection(asyncio.Protocol):
             secured = await asyncio.get_running_loop().start_tls(
                 transport, self, tls, server_side=True, ssl_handshake_timeout=HANDSHAKE_S
             )
-            assert secured is not None
+            if secured is None:  # the sender has left during the handshake
+                return
             self._transport = secured
             if tls.verify_mode is ssl.CERT_REQUIRED and not secured.is_closing():
                 self._intake.admit(self, is_silent=False)
@@ -345,7 +344,7 @@ class _Connection(asyncio.Protocol):
 
     def _close_if_idle(self) -> None:
         """Closes the connection if no message has come for the time `idle`. Looks again when that time may be over."""
-        intake, idle_s = self._intake, self._intake.config.idle / 1000
+        intake, idle_s = self._intake, self._intake.config.idle_ms / 1000
         left_s = idle_s if intake.is_full else self._idle_since_s + idle_s - intake.now_s()
         if left_s <= 0:
             self.close()
@@ -482,18 +481,17 @@ class Syslog:
     config = SyslogConfig
 
     def sources(self, options: SyslogConfig, context: SourceContext) -> Sequence[Source]:
-        path = f"streams.{context.stream}.sources.syslog"
         try:
             if options.tls is not None:
                 _tls(options.tls)
             return [SyslogSource(options, context)]
         except PydanticCustomError as exc:
             given = exc.context or {}
-            raise InvalidConfig(f"{path}.columns", options.columns, given["accepted"], given["reason"]) from None
+            raise InvalidConfig("columns", options.columns, given["accepted"], given["reason"]) from None
         except OSError as exc:  # also ssl.SSLError
             assert options.tls is not None
             accepted = "PEM files of a certificate, its key and the CA of clients"
-            raise InvalidConfig(f"{path}.tls", options.tls.cert, accepted, str(exc)) from exc
+            raise InvalidConfig("tls", options.tls.cert, accepted, str(exc)) from exc
 
 
 KIND = Syslog()

@@ -13,7 +13,7 @@ import numpy as np
 
 from edge.codecs import joined
 
-MAX_DIGITS = 10
+MAX_DIGITS = 10  # limit: length of a message
 _NO_LENGTH = "no length of a message; expected a decimal number and a space, or a message such as <13>…"
 _RETURN = re.compile(rb"\r(?=<\d{1,3}>)")
 _TRAILERS = re.compile(rb"[\r\n\0]*")

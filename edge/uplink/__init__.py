@@ -8,17 +8,3 @@ from edge.uplink.client import TlsFiles, Uplink
 from edge.uplink.flow_control import DailyQuota, LinkForecast, LinkLimits
 from edge.uplink.outbox import UplinkOutbox
 from edge.uplink.ports import BudgetUpdate, Input, QueryStatusReport, UplinkEndpoint, Workload
-
-__all__ = [
-    "BudgetUpdate",
-    "DailyQuota",
-    "Input",
-    "LinkForecast",
-    "LinkLimits",
-    "QueryStatusReport",
-    "TlsFiles",
-    "Uplink",
-    "UplinkEndpoint",
-    "UplinkOutbox",
-    "Workload",
-]

@@ -20,14 +20,14 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 from edge.uplink.flow_control import DailyQuota, LinkLimits
 from edge.uplink.ports import UplinkEndpoint
 from edge.uplink.uplink_session import LinkDown, Pacing, PendingTake, UplinkSession
-from edgewater.model.errors import InvalidConfig, OutdatedState, Retired
+from edgewater.base.errors import InvalidConfig, OutdatedState, Retired
 from edgewater.wire import CODE_METADATA, RETRY_METADATA, uplink_pb2_grpc
 
-MAX_SILENCE_S = 60.0
-RECONNECT_FIRST_S = 0.25
+MAX_SILENCE_S = 60.0  # limit: how late a dead session is noticed
+RECONNECT_FIRST_S = 0.25  # limit: attempts to connect
 MAX_RETRY_AFTER_S = 60.0
 """The longest wait before a reconnect that a center can request."""
-_MAX_MESSAGE_BYTES = 16 << 20
+_MAX_MESSAGE_BYTES = 16 << 20  # limit: memory of a message
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     # Pings keep middleboxes from dropping the connection. The session itself detects a dead link earlier: on a slow

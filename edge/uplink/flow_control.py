@@ -42,7 +42,7 @@ REST_S = 1.0
 """A link without bytes in flight for this time begins a new burst."""
 FADES = 0.9
 """The longest times of acknowledgements count less with each further one."""
-LEAST_RETRY_S = 0.01
+LEAST_RETRY_S = 0.01  # limit: processor time while waiting
 ECHO_SAMPLES = 5
 """The round trip is the least of so many heartbeats: a single one may have waited behind frames."""
 UNSEEN_BYTES_S, UNSEEN_BYTES = 1e3, 4 << 10
@@ -73,6 +73,7 @@ class LinkLimits:
         silence_s: a session ends if nothing arrives from the center for this long. The timeout doubles after
             each session that ended this way without an acknowledgement, so that a frame that takes longer
             than the timeout is eventually delivered.
+        link: the name of the link that other edges use, too; empty: none does.
         reconnect_max_s: upper bound of the wait before a reconnect; the actual wait is random.
         goodbye_s: how long a clean stop waits for the last acknowledgements.
     """
@@ -82,6 +83,7 @@ class LinkLimits:
     silence_s: float = 5.0
     reconnect_max_s: float = 10.0
     goodbye_s: float = 2.0
+    link: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,7 @@ class LinkFlow:
     """
 
     def __init__(self, now_ms: Callable[[], int], limit_bytes_s: float = math.inf) -> None:
-        self._now_ms, self._cap_bytes_s = now_ms, limit_bytes_s
+        self._now_ms, self._limit_bytes_s, self._share_bytes_s = now_ms, limit_bytes_s, math.inf
         self._model = LinkModel()
         self._to_center, self._from_center, self._round = RecentLeast(), RecentLeast(), RecentLeast()
         self._echoes: deque[float] = deque(maxlen=ECHO_SAMPLES)
@@ -144,8 +146,25 @@ class LinkFlow:
         """Resets the bytes in flight for a new session; keeps what is known of the link."""
         self._in_flight.clear()
         self._model.begin_session()
+        self._share_bytes_s = math.inf  # the center states it again
         self.in_flight_bytes = 0
         self._credit_bytes = credit_bytes
+
+    def set_share(self, share_bytes_s: float) -> None:
+        """Sets the rate that other edges leave of a link that they use, too; infinite: the link is not divided."""
+        self._share_bytes_s = share_bytes_s
+
+    @property
+    def _cap_bytes_s(self) -> float:
+        return min(self._limit_bytes_s, self._share_bytes_s)
+
+    @property
+    def bounds_bytes_s(self) -> tuple[float, float]:
+        """The rates that the link has at least and at most, with 90 % each, whatever the limit and the share are; 0
+        before the first frames."""
+        if self._arrived_bytes < UNSEEN_BYTES:
+            return 0.0, 0.0
+        return self._model.rate_bytes_s(LOW), self._model.rate_bytes_s(HIGH)
 
     def set_credit(self, credit_bytes: int) -> None:
         """Sets the center's limit of bytes in flight."""
@@ -197,7 +216,8 @@ class LinkFlow:
         shown, burst = self._passed_at_once_bytes, self._burst_bytes
         usual, shown = usual + GROWTH * max(shown, burst), shown - burst
         busy_s = QUEUE_S + self._round_trip_s + self._held_s
-        return min(max(usual, shown, busy_s * self._model.rate_bytes_s(LOW)), self._credit_bytes)
+        most = max(usual, shown, busy_s * self._model.rate_bytes_s(LOW))
+        return min(most, max(LEAST_IN_FLIGHT_BYTES, busy_s * self._share_bytes_s), self._credit_bytes)
 
     def room_bytes(self, max_frame_bytes: int, now_s: float) -> int:
         """Returns the maximum size of the next frame; 0: none may be sent now.
@@ -208,7 +228,7 @@ class LinkFlow:
         if self._is_overdue(now_s):
             return 0
         room = self._model.bytes_within(now_s, QUEUE_S, LOW, self._round_trip_s)
-        room = min(room, limit - self.in_flight_bytes)
+        room = min(room, limit - self.in_flight_bytes, QUEUE_S * self._share_bytes_s)
         if self._in_flight and room < self._least_frame_bytes:
             return 0
         # If one frame filled the limit, the link would carry nothing while its acknowledgement returns.

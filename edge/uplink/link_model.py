@@ -45,7 +45,7 @@ BASE_WINDOW_S = 60.0
 STEP_S = 0.05
 """A delay that falls by more shows that a clock has been set, or another route."""
 IDLE_S = 1.0
-FIRST_WINDOW_BYTES = 10 * 1448.0
+FIRST_WINDOW_BYTES = 10 * 1448.0  # format: of TCP
 """After a second without data, TCP sends ten segments in the first round trip, and twice as many in each next one."""
 LOW, MID, HIGH = 0.1, 0.5, 0.9
 

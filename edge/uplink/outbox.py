@@ -25,9 +25,10 @@ from edge.core import (
 )
 from edge.durability import DurableCore, JournalGroupCommit
 from edge.uplink.flow_control import LinkForecast
+from edge.uplink.link_reports import LinkReports
 from edge.uplink.ports import BudgetUpdate, Input, QueryStatusReport, Workload
+from edgewater.base.streams import LIVE, MAX_TIME_MS, Delivery, type_name
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import LIVE, MAX_TIME_MS, Delivery, type_name
 from edgewater.model.window_range import ALL_WINDOWS, NO_BORDERS, WindowRange
 from edgewater.runtime.state_release import RELEASE
 from edgewater.wire import MIN_PROTOCOL, PROTOCOL, Frame, QueryRef, SamplingReason
@@ -39,7 +40,7 @@ MAX_DIGESTS = 64
 """Number of frames whose checksums are in a Hello."""
 MAX_PULLED_FRAMES = 64
 """Maximum frames of one pull, each of another query. A pull takes the event loop one to two milliseconds per frame."""
-EMPTY_PULL_PAUSE_S = 0.05
+EMPTY_PULL_PAUSE_S = 0.05  # limit: processor time while waiting
 MAX_REJECTED, MAX_NULL_COLUMNS, MAX_SOURCE = 128, 64, 256
 """Maximum statements in a heartbeat: numbers of rejected records, and columns without values; and characters of their
 names."""
@@ -48,7 +49,7 @@ CALM_SHARE, LAG_S = 0.6, 0.5
 Otherwise the center needs heartbeats soon, to decide on sampling rates."""
 MIN_RELATIVE_CHANGE = 0.2
 """Smaller changes of drift rates are not reported."""
-REPORT_EVERY_MS, REPORT_UNCHANGED_EVERY_MS = 10_000, 30_000
+REPORT_EVERY_MS, REPORT_UNCHANGED_EVERY_MS = 20_000, 30_000  # limit: bytes of reports on a narrow link
 """Intervals of the reports of shares, while drift rates change and otherwise. They tell the center how the rates
 change. The center gives shares only to edges that have reported within a minute."""
 
@@ -98,8 +99,12 @@ class UplinkOutbox:
         self._reported_ms: dict[QueryRef, int] = {}
         self._reports: dict[QueryRef, pb.BudgetReport] = {}
         self._drifts: dict[QueryRef, DriftRates] = {}
+        self._link_reports = LinkReports()
         self._durable_seq = durable.core.next_seq - 1  # recovered frames are on disk
         self._recovered: Mapping[str, int] | None = durable.durable_records
+
+    def table_rows(self) -> Iterable[str]:
+        return {lookup.rows for p in self._durable.core.queries.values() for lookup in p.spec.lookups}
 
     def unacknowledged(self, after: int | None) -> Iterable[Frame]:
         unacked = self._durable.core.unacked
@@ -177,14 +182,17 @@ class UplinkOutbox:
         pipeline = self._durable.core.queries.get(update.query)
         if pipeline is None:
             return
-        if update.version > pipeline.store.schedule.version or (
+        is_new = update.version > pipeline.store.schedule.version or (
             update.version == 0 and update.shares != pipeline.store.shares
-        ):
+        )
+        if is_new:
             self._durable.handle(BudgetSet(update.query, dict(update.shares), update.version, update.from_ms))
             self.changed.set()
+        before_ms = self._processing_delay_ms.get(update.query, 0)
         self._processing_delay_ms[update.query] = update.processing_delay_ms
-        # The center repeats a version that this edge already has only if the edge's report has not reached it.
-        self._reported_ms.pop(update.query, None)
+        # The center repeats a message only if the edge's report of its shares has not reached it.
+        if is_new or update.processing_delay_ms == before_ms:
+            self._reported_ms.pop(update.query, None)
 
     def on_sampling(self, query: QueryRef, rate: float, clock_offset_ms: float, reason: SamplingReason) -> None:
         if query in self._durable.core.queries:
@@ -223,6 +231,14 @@ class UplinkOutbox:
             update_bytes=pipeline.shipper.entry_bytes * self.forecast().packed_fraction,
             drift_per_s=meter.per_s,
         )
+
+    def link_report(self, low_bytes_s: float, high_bytes_s: float, *, all_queries: bool) -> pb.LinkReport | None:
+        packed = self.forecast().packed_fraction
+        loads = {r: p.load for r, p in self._durable.core.queries.items()}
+        taken = {r: (x.sent_bytes * packed, x.omitted_bytes * packed) for r, x in loads.items() if x.sent_bytes}
+        if all_queries:
+            self._link_reports = LinkReports()
+        return self._link_reports.due(low_bytes_s, high_bytes_s, taken, self._now_ms())
 
     def on_refused(self, query: QueryRef, reason: str, message: str, frames: int) -> None:
         if reason not in self.refused_frames:
@@ -279,6 +295,9 @@ class UplinkOutbox:
         rejects records, lacks a column or has other files.
         """
         return self._is_pressed or self._news() != self._sent_news
+
+    def may_omit(self) -> bool:
+        return any(pipeline.store.policy.may_omit for pipeline in self._durable.core.queries.values())
 
     def _news(self) -> tuple[object, ...]:
         streams = self._durable.core.streams
@@ -346,7 +365,8 @@ def _add_rejected(streams: Mapping[str, StreamState], progress: Iterable[pb.Stre
         for reason, n in by_reason.items()
     ]
     for n, name, source, reason in nlargest(MAX_REJECTED, counts):
-        by_stream[name].rejected.add(source=source[:MAX_SOURCE], reason=reason, records=n)
+        first = streams[name].first_rejected.get(source, {}).get(reason, "")
+        by_stream[name].rejected.add(source=source[:MAX_SOURCE], reason=reason, records=n, first=first)
     columns = ((name, *each) for name, state in streams.items() for each in state.null_columns())
     for name, source, column in islice(columns, MAX_NULL_COLUMNS):
         by_stream[name].null_columns.add(source=source[:MAX_SOURCE], column=column[:MAX_SOURCE])

@@ -77,6 +77,9 @@ class UplinkEndpoint(Protocol):
     def hello(self) -> pb.Hello:
         """Returns the first message of a session."""
 
+    def table_rows(self) -> Iterable[str]:
+        """Returns the rows of the tables of all queries, as `TableLookup.rows`."""
+
     def unacknowledged(self, after: int | None) -> Iterable[Frame]:
         """Returns the *durable* frames with seq above `after` (None: all), ascending.
 
@@ -95,8 +98,19 @@ class UplinkEndpoint(Protocol):
     def heartbeat(self) -> pb.Heartbeat:
         """Returns the heartbeat to send now."""
 
+    def link_report(self, low_bytes_s: float, high_bytes_s: float, *, all_queries: bool) -> pb.LinkReport | None:
+        """Returns the report about the link to send now; None: none is due.
+
+        Args:
+            low_bytes_s, high_bytes_s: as in the report.
+            all_queries: at the beginning of a session.
+        """
+
     def has_news(self) -> bool:
         """Returns whether the center should have a heartbeat now, although the interval has not passed."""
+
+    def may_omit(self) -> bool:
+        """Returns whether a query may omit values that the link cannot carry in time."""
 
     async def budget_reports(self, *, all_queries: bool) -> Sequence[pb.BudgetReport]:
         """Returns reports of the applied shares, when these are durable.

@@ -7,19 +7,20 @@ import json
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import count
+from itertools import count, islice
 from typing import Any
 
 import grpc
 
 from edge.uplink.flow_control import DailyQuota, LinkFlow, LinkForecast, LinkLimits, PackingEstimator
 from edge.uplink.ports import BudgetUpdate, QueryStatusReport, UplinkEndpoint
-from edgewater.model.errors import InvalidQuery, ProtocolError, StorageError
+from edgewater.base.errors import InvalidQuery, ProtocolError, StorageError
+from edgewater.base.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.model.lookups import MAX_KNOWN_TABLES, digest_of, pack_rows, unpack_rows
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.model.window_range import WindowRange
 from edgewater.runtime.token_bucket import TokenBucket
 from edgewater.wire import MAX_FRAMES, Frame, QueryRef, SamplingReason, link_bytes
@@ -30,18 +31,21 @@ MESSAGE_OVERHEAD_BYTES = 32
 """Wire bytes of a message in addition to its body: the headers of gRPC, and of its first HTTP/2 frame and TLS
 record.
 """
-HTTP2_FRAME_BYTES, HTTP2_HEADER_BYTES = 16 << 10, 9
-LONGEST_HEARTBEAT_S = 20.0
+HTTP2_FRAME_BYTES, HTTP2_HEADER_BYTES = 16 << 10, 9  # format: of HTTP/2
+LONGEST_HEARTBEAT_S = 20.0  # format: of sessions
 """The longest interval of heartbeats that a center can request."""
 SPARE_HEARTBEAT_S = 5.0
 """A center that requests longer intervals has so many edges that no heartbeat may come earlier."""
+MOST_INTERVALS = 2  # limit: how late a center of 0.3.0 hears of an edge
+"""Frames are a sign of life, too. After frames, the next heartbeat comes so many intervals after the last one. On a
+narrow link, a heartbeat with its echo and their acknowledgements takes 300 bytes, a tenth of what a window needs."""
 FIRST_HEARTBEATS = 5
 """The first heartbeats of a session, which follow each other quickly. The center computes the clock's offset from this
 many."""
 WIDE_LEVEL, NARROW_LEVEL, NARROW_BYTES_S = 3, 19, 32 << 10
 """Levels of zstd: 3 takes 0.02 ms for a KB of plain bytes. 19 takes 0.2 ms, at most 2 % of a core on a link of
 `NARROW_BYTES_S`, and gives 4 to 11 % fewer bytes."""
-THREAD_BYTES = 64 << 10
+THREAD_BYTES = 64 << 10  # limit: time of a turn of the event loop
 """A larger message is compressed in a thread: it takes more than two milliseconds."""
 
 _AIO: Any = grpc.aio  # the type stubs of grpc.aio lack EOF
@@ -127,7 +131,7 @@ class PendingTake:
     async def frames(self, capacity_bytes: int) -> Sequence[Frame]:
         """Returns the next frames; joins the call in progress, if there is one."""
         if self._task is None:
-            self._task = asyncio.create_task(self._take(capacity_bytes))
+            self._task = asyncio.create_task(self._endpoint.take(capacity_bytes))
         frames = await asyncio.shield(self._task)
         self._task = None
         return frames
@@ -136,9 +140,6 @@ class PendingTake:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _take(self, capacity_bytes: int) -> Sequence[Frame]:
-        return await self._endpoint.take(capacity_bytes)
 
 
 class UplinkSession:
@@ -177,6 +178,7 @@ class UplinkSession:
         self._budgets_changed = asyncio.Event()
         self._echoes: dict[int, float] = {}  # by sending time of a heartbeat
         self._refused: dict[tuple[QueryRef, str], int] = {}
+        self._tables: dict[int, str] = {}  # the rows of tables, by digest
         self._last_sent = -1
         self._max_frame_bytes = 0
         self._window_log = 0
@@ -188,6 +190,9 @@ class UplinkSession:
     async def open(self) -> None:
         """Sends Hello and receives Welcome. Raises LinkDown or AioRpcError."""
         hello = self._endpoint.hello()
+        hello.link = self._limits.link
+        self._tables = {digest_of(pack_rows(rows)): rows for rows in self._endpoint.table_rows()}
+        hello.tables.extend(islice(self._tables, MAX_KNOWN_TABLES))
         await self._write(pb.FromEdge(hello=hello))
         first = await self._read()
         if first.WhichOneof("message") != "welcome":
@@ -243,8 +248,7 @@ class UplinkSession:
         async with self._write_lock:
             if self._closing:
                 raise LinkDown("the session is closing")
-            message = await self._packed(message)
-            size = message.ByteSize()
+            message, size = await self._packed(message)
             self._pacing.consume(size)
             if frames:
                 self._pacing.packing.add(sum(frame.plain_wire_bytes for frame in frames), link_bytes(size))
@@ -254,24 +258,24 @@ class UplinkSession:
             except asyncio.InvalidStateError as exc:
                 raise LinkDown("the call has ended") from exc
 
-    async def _packed(self, message: pb.FromEdge) -> pb.FromEdge:
-        """Returns a message as the next part of the session's stream; unchanged, if the center does not permit a
-        stream.
+    async def _packed(self, message: pb.FromEdge) -> tuple[pb.FromEdge, int]:
+        """Returns a message as the next part of the session's stream, and its bytes; unchanged, if the center does not
+        permit a stream.
         """
-        size = message.ByteSize()
-        if not self._window_log or size > self._max_frame_bytes:
-            return message
+        plain = message.SerializeToString()
+        if not self._window_log or len(plain) > self._max_frame_bytes:
+            return message, len(plain)
         if self._packer is None:
             self._packer = SessionPacker(self._window_log, self._pacing.packing_level)
         elif self._pacing.packing_level == NARROW_LEVEL:
             self._packer.set_level(NARROW_LEVEL)
-        if size <= THREAD_BYTES:
-            return self._packer.pack(message)
-        return await asyncio.to_thread(self._packer.pack, message)
+        if len(plain) <= THREAD_BYTES:
+            return self._packer.pack(plain)
+        return await asyncio.to_thread(self._packer.pack, plain)
 
     async def _read(self) -> pb.ToEdge:
         try:
-            silence_s = self._heartbeat_s + max(self._silence_s, 4 * self._pacing.link.slowest_ack_s)
+            silence_s = MOST_INTERVALS * self._heartbeat_s + max(self._silence_s, 4 * self._pacing.link.slowest_ack_s)
             async with asyncio.timeout(silence_s):
                 message = await self._call.read()
         except TimeoutError as exc:
@@ -342,6 +346,9 @@ class UplinkSession:
             while len(self._echoes) > 100:
                 del self._echoes[next(iter(self._echoes))]
             await self._write(pb.FromEdge(heartbeat=heartbeat))
+            report = self._endpoint.link_report(*self._pacing.link.bounds_bytes_s, all_queries=number == 1)
+            if report is not None:
+                await self._write(pb.FromEdge(link_report=report))
             await self._until_heartbeat(number)
 
     async def _until_heartbeat(self, sent: int) -> None:
@@ -350,13 +357,16 @@ class UplinkSession:
         Args:
             sent: the number of heartbeats of this session.
         """
-        waited_s, shortest_s = 0.0, self._limits.heartbeat_s
+        waited_s, shortest_s, last_sent = 0.0, self._limits.heartbeat_s, self._last_sent
         while True:
             # If a center with very many edges requests long intervals, they hold for all heartbeats.
             step_s = self._heartbeat_s if self._heartbeat_s > SPARE_HEARTBEAT_S else shortest_s
             await asyncio.sleep(step_s)
             waited_s += step_s
-            if waited_s >= self._heartbeat_s or sent < FIRST_HEARTBEATS or self._endpoint.has_news():
+            # Each one counts where edges divide a link, or values are omitted at a deadline: it measures the link.
+            is_rare = not (self._last_sent == last_sent or self._limits.link or self._endpoint.may_omit())
+            due_s = self._heartbeat_s * (MOST_INTERVALS if is_rare else 1)
+            if waited_s >= due_s or sent < FIRST_HEARTBEATS or self._endpoint.has_news():
                 return
 
     async def _report_budgets(self) -> None:
@@ -381,6 +391,8 @@ class UplinkSession:
             kind = message.WhichOneof("message")
             if kind == "ack":
                 self._on_ack(message.ack)
+            elif kind == "table":
+                self._tables[digest_of(message.table.rows)] = unpack_rows(message.table.rows)
             elif kind == "queries":
                 await self._on_queries(message.queries)
             elif kind == "budget":
@@ -394,6 +406,8 @@ class UplinkSession:
                 self._endpoint.on_sampling(ref, sampling.rate, sampling.clock_offset_ms, reason)
             elif kind == "refused":
                 self._on_refused(message.refused)
+            elif kind == "link_share":
+                self._pacing.link.set_share(message.link_share.bytes_s or math.inf)
             elif kind == "credit":
                 self._pacing.link.set_credit(message.credit.bytes)
             elif kind == "throttle":
@@ -435,7 +449,7 @@ class UplinkSession:
         for query in message.queries:
             ref = QueryRef(query.name, query.version)
             try:
-                queries.append((ref, QuerySpec.from_mapping(json.loads(query.spec))))
+                queries.append((ref, self._with_rows(QuerySpec.from_mapping(json.loads(query.spec)), query.tables)))
             except (InvalidQuery, ValueError) as exc:
                 # A newer center may have functions that this agent lacks; the other queries are not affected.
                 code = exc.code if isinstance(exc, InvalidQuery) else InvalidQuery.code
@@ -445,6 +459,8 @@ class UplinkSession:
             if query.HasField("from_ms") or query.HasField("until_ms"):
                 until_ms = query.until_ms if query.HasField("until_ms") else MAX_TIME_MS
                 windows[ref] = WindowRange(query.from_ms if query.HasField("from_ms") else MIN_TIME_MS, until_ms)
+        used = {digest for query in message.queries for digest in query.tables.values()}
+        self._tables = {digest: rows for digest, rows in self._tables.items() if digest in used}
         reports += self._endpoint.on_queries(message.version, queries, windows)
         for report in reports:
             status = pb.QueryStatus(
@@ -456,3 +472,8 @@ class UplinkSession:
             )
             await self._write(pb.FromEdge(query_status=status))
         self._budgets_changed.set()
+
+    def _with_rows(self, spec: QuerySpec, tables: Mapping[str, int]) -> QuerySpec:
+        """Returns a query with the rows of its tables. A query without them is refused when it is added."""
+        rows = {table: self._tables.get(digest, "") for table, digest in tables.items()}
+        return replace(spec, lookups=tuple(replace(each, rows=rows.get(each.table, "")) for each in spec.lookups))

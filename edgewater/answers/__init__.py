@@ -20,29 +20,3 @@ from edgewater.answers.facts import (
     joint_confidence,
 )
 from edgewater.answers.withheld_bounds import NO_LATE, LateRecords, WithheldBound, finite
-
-__all__ = [
-    "MAX_LISTED_EDGES",
-    "NONE",
-    "NOT_LISTED",
-    "NO_LATE",
-    "RULES",
-    "UNKNOWN",
-    "AccuracyFacts",
-    "Amount",
-    "Bounds",
-    "Cause",
-    "Constants",
-    "Deviation",
-    "EdgeStatements",
-    "Facts",
-    "GroupCounts",
-    "LateRecords",
-    "Phase",
-    "Predicted",
-    "Rule",
-    "SessionFacts",
-    "WithheldBound",
-    "finite",
-    "joint_confidence",
-]

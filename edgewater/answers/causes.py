@@ -36,73 +36,51 @@ class Rule:
     """
 
     what: str
-    lacks: str
-    extra: str
-    predicted: bool
-    ends: str
+    lacks: str = "unknown"
+    extra: str = "none"
+    predicted: bool = False
+    ends: str = "never for this window"
     alarm: str = ""
-
-
-_UNKNOWN, _NONE = "unknown", "none"
 
 
 def _rule(cause: Cause) -> Rule:
     match cause:
         case Cause.MISSING:
-            return Rule(
-                "an expected edge has not closed the window, or closed it without all its records",
-                _UNKNOWN, _NONE, True, "the edge has closed the window",
-            )  # fmt: skip
+            what = "an expected edge has not closed the window, or closed it without all its records"
+            return Rule(what, predicted=True, ends="the edge has closed the window")
         case Cause.LEFT:
-            return Rule(
-                "an edge was retired, or stopped serving the stream, before it had closed the window",
-                _UNKNOWN, _NONE, True, "never for this window",
-            )  # fmt: skip
+            what = (
+                "an edge was retired, or stopped serving the stream, before it had closed the window, or closed it"
+                " without all its records"
+            )
+            return Rule(what, predicted=True)
         case Cause.LOST_STATE:
-            return Rule(
-                "an edge lost its state while the window was open", _UNKNOWN, _UNKNOWN, True, "never for this window",
-                "state-lost",
-            )  # fmt: skip
+            what = "an edge lost its state while the window was open"
+            return Rule(what, extra="unknown", predicted=True, alarm="state-lost")
         case Cause.INPUT_LOST:
-            return Rule(
-                "an edge has lost, or may have lost, input of the window",
-                "unknown, or the number that the edge states",
-                _NONE, True, "never for this window", "input-lost",
-            )  # fmt: skip
+            what = "an edge has lost, or may have lost, input of the window"
+            return Rule(what, "unknown, or the number that the edge states", predicted=True, alarm="input-lost")
         case Cause.AFTER_FINAL:
-            return Rule(
-                "records came when the window was final", "their exact number", _NONE, False, "never for this window",
-                "records-after-final",
-            )  # fmt: skip
+            return Rule("records came when the window was final", "their exact number", alarm="records-after-final")
         case Cause.REJECTED:
-            return Rule(
-                "sources rejected records of the window, or records that may belong to it",
-                "unknown: a rejected element may have been several records", _NONE, False, "never for this window",
-                "records-rejected",
-            )  # fmt: skip
+            what = "sources rejected records of the window, or records that may belong to it"
+            lacks = "unknown: a rejected element may have been several records"
+            return Rule(what, lacks, alarm="records-rejected")
         case Cause.GUESSED:
-            return Rule(
-                "an edge left records out on a guess, or counted them on a guess",
-                "unknown, if they were left out", "unknown, if they were counted", False,
-                "never for this window",
-            )  # fmt: skip
+            what = "an edge left records out on a guess, or counted them on a guess"
+            return Rule(what, "unknown, if they were left out", "unknown, if they were counted")
         case Cause.MAY_CHANGE:
-            return Rule(
-                "recent windows of the query had late records, so this one may get some",
+            what = "recent windows of the query had late records, so this one may get some"
+            lacks = (
                 "at most the largest part that one of the last 100 windows had, with a stated confidence; of sessions,"
-                " unknown",
-                _NONE, True,
-                "an answer is final, unless final answers to recent windows lack late records",
-            )  # fmt: skip
+                " unknown"
+            )
+            ends = "an answer is final, unless final answers to recent windows lack late records"
+            return Rule(what, lacks, predicted=True, ends=ends)
         case Cause.UNANSWERED:
-            return Rule(
-                "a window of the interval has no answer", _UNKNOWN, _NONE, False, "the window has an answer",
-            )  # fmt: skip
+            return Rule("a window of the interval has no answer", ends="the window has an answer")
         case Cause.UNREADABLE:
-            return Rule(
-                "the merged data of the window cannot be evaluated",
-                _UNKNOWN, _NONE, False, "the data can be evaluated",
-            )  # fmt: skip
+            return Rule("the merged data of the window cannot be evaluated", ends="the data can be evaluated")
         case _:
             assert_never(cause)
 

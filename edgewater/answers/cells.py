@@ -1,4 +1,4 @@
-"""`Column`: a measure's values of all groups, rendered as JSON cells or as table columns. Pure.
+"""`CellColumn`: a measure's values of all groups, rendered as JSON cells or as table columns. Pure.
 
 A cell consists of parts (`Part`). Each part is columnar and has one of five shapes. A format is one function over the
 shapes: `part_texts` writes JSON, `part_columns` tables, and the Prometheus face its series.
@@ -19,16 +19,16 @@ import pyarrow.compute as pc
 
 from edgewater.answers.own_error import OwnError
 from edgewater.answers.work import spend
-from edgewater.model.float_bounds import SIDES, Side
+from edgewater.base.float_bounds import GREATEST_INT, LEAST_INT, SIDES, Side
+from edgewater.base.number_columns import DECIMAL, float_column, outwards
+from edgewater.model.computed import BINOMIAL
 from edgewater.model.json_types import Document, IntervalCell
 from edgewater.model.key_texts import not_finite
-from edgewater.model.number_columns import DECIMAL, float_column, outwards
 from edgewater.model.table_texts import Texts, joined, json_text, key_texts, plain_key
 from edgewater.synopses import BoolArray, Estimates, FloatArray, IntArray
 from edgewater.synopses.shapes import Label
 
-_ROWS = 10_000
-_LEAST, _GREATEST = -(1 << 63), (1 << 63) - 1
+_ROWS = 10_000  # limit: memory of texts
 
 
 def stated_confidence(estimates: Estimates) -> float | None:
@@ -59,12 +59,14 @@ class NumberPart:
 
     Attributes:
         values: numbers, or texts. A null text is no member of its cell, and texts are in JSON only.
+        is_absent: only tables have it, because their columns do not depend on values.
     """
 
     shape: ClassVar[Literal["number"]] = "number"
     name: str
     values: FloatArray | Texts
     whole: bool = False
+    is_absent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +240,7 @@ class FunctionErrors:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class CellColumn:
     """The values of one measure, or of a computed value, in all rows of an answer.
 
     Attributes:
@@ -260,6 +262,11 @@ class Column:
     function: FunctionErrors | None = None
 
     @property
+    def shown(self) -> list[Part]:
+        """The parts that JSON and series have."""
+        return [part for part in self.parts if not (isinstance(part, NumberPart) and part.is_absent)]
+
+    @property
     def intervals(self) -> list[RowInterval]:
         """The intervals of which each row has one."""
         return [each for part in self.parts for each in row_intervals(part, self.measure)]
@@ -275,19 +282,22 @@ class Column:
     def confidence(self) -> float | None:
         """The lowest confidence of any of its intervals; None: it has none with a bound."""
         listed = (p.estimates for p in self.parts if isinstance(p, ListPart) and p.estimates is not None)
-        each = map(stated_confidence, (*(i.estimates for i in self.intervals), *listed))
+        about_records = (i.estimates for i in self.intervals if i.estimates.basis != BINOMIAL)
+        each = map(stated_confidence, (*about_records, *listed))
         return min((c for c in each if c is not None), default=None)
 
     def texts(self, rows: int) -> Texts:
         """The measure's cell per row as JSON: the members of all its parts."""
-        return joined("{", _listed([part_texts(part, rows) for part in self.parts], rows), "}")
+        return joined("{", _listed([part_texts(part, rows) for part in self.shown], rows), "}")
 
     def cells(self, rows: int) -> list[Document]:
         """The measure's cell per row."""
         return [json.loads(text) for text in self.texts(rows).to_pylist()]
 
 
-def equal_cells(mine: Column, theirs: Column, at: IntArray, there: IntArray, rows: tuple[int, int]) -> BoolArray:
+def equal_cells(
+    mine: CellColumn, theirs: CellColumn, at: IntArray, there: IntArray, rows: tuple[int, int]
+) -> BoolArray:
     """Returns which cells of a measure are equal in two revisions of a window.
 
     Args:
@@ -295,7 +305,7 @@ def equal_cells(mine: Column, theirs: Column, at: IntArray, there: IntArray, row
         rows: number of rows of `mine` and of `theirs`.
     """
     ours, others = mine.intervals, theirs.intervals
-    is_simple = not any(isinstance(part, NumberPart | ListPart) for part in (*mine.parts, *theirs.parts))
+    is_simple = not any(isinstance(part, NumberPart | ListPart) for part in (*mine.shown, *theirs.shown))
     if is_simple and [(i.name, i.whole) for i in ours] == [(i.name, i.whole) for i in others]:
         pairs = zip(ours, others, strict=True)
         each = [_equal_estimates(a.estimates, b.estimates, at, there) for a, b in pairs]
@@ -360,7 +370,7 @@ def beyond_int64(estimates: Estimates) -> BoolArray:
     integers = estimates.integers
     if integers is None or not pa.types.is_decimal(integers.type):
         return np.zeros(len(estimates), bool)
-    least, greatest = (pa.scalar(Decimal(n), DECIMAL) for n in (_LEAST, _GREATEST))
+    least, greatest = (pa.scalar(Decimal(n), DECIMAL) for n in (LEAST_INT, GREATEST_INT))
     beyond = pc.or_(pc.less(integers, least), pc.greater(integers, greatest))
     return np.asarray(pc.fill_null(beyond, False), bool)
 

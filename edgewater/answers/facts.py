@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
 from edgewater.answers.causes import RULES, Cause
 from edgewater.answers.withheld_bounds import WithheldBound
-from edgewater.model.streams import Constant, Delivery
+from edgewater.base.streams import Constant, Delivery
 from edgewater.wire import Rest
 
 MAX_LISTED_EDGES = 1_000
@@ -226,7 +226,8 @@ class Facts:
         rests: by measure whose values edges withhold, the amount that is missing in all groups together; None if it is
             unknown.
         has_data: whether an edge has reported records of the window.
-        deliveries: by expected edge that does not count each record exactly once, the edge's deliveries.
+        deliveries: by edge that may have records of the window and does not count each record exactly once, the edge's
+            deliveries.
         edges: the statements of each edge.
         session: for session windows.
         accuracy: for a query with an accuracy.
@@ -256,6 +257,10 @@ class Facts:
     def by_cause(self, *causes: Cause) -> tuple[Deviation, ...]:
         """Returns the deviations with one of these causes."""
         return tuple(d for d in self.deviations if d.cause in causes)
+
+    def without(self, *causes: Cause) -> Facts:
+        """Returns the facts of an answer that lacks nothing for these causes."""
+        return replace(self, deviations=tuple(d for d in self.deviations if d.cause not in causes))
 
     def edges_by(self, cause: Cause) -> list[str]:
         """Returns the edges of a cause, sorted."""

@@ -14,13 +14,15 @@ from typing import Any
 import numpy as np
 
 from edgewater.answers.causes import Cause
-from edgewater.answers.cells import Column, FunctionErrors, plain
+from edgewater.answers.cells import CellColumn, FunctionErrors, plain
 from edgewater.answers.facts import AccuracyFacts, Deviation, Facts, Predicted
 from edgewater.answers.own_error import OwnError
+from edgewater.base.timestamps import rfc3339
+from edgewater.model import replies
 from edgewater.model.accuracy import MAX_GROUPS
 from edgewater.model.caching import format_fraction
+from edgewater.model.own_columns import contract_codes
 from edgewater.model.query import ErrorBudget, QuerySpec
-from edgewater.model.timestamps import rfc3339
 from edgewater.synopses import Estimates
 from edgewater.synopses.missing_records import has_bounds
 
@@ -57,7 +59,7 @@ TOO_MANY_GROUPS = (
 
 LEAST_CONFIDENCE = 0.95
 """An answer that allows for late records with less confidence does not meet its contract."""
-_ROUNDING = 1e-9
+_ROUNDING = 1e-9  # derived: rounding of sums of shares
 """Relative tolerance of comparisons, because in floating point n shares of E/n do not always add up to E."""
 
 
@@ -93,18 +95,18 @@ class Contract:
 
     @property
     def codes(self) -> str:
-        """The codes of the violations as text. Without violations, ``met``; of an exact query to whose window late
-        records may follow, ``met; may-change``.
-        """
-        met = f"met; {Cause.MAY_CHANGE}" if self.may_change and "exact" in self.requested else "met"
-        return "; ".join(v.code for v in self.violations) or met
+        """The codes of the violations as text."""
+        return contract_codes(self.to_json())
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> replies.StatedContract:
         """Returns the member `contract` of an answer."""
-        violations = [{"code": v.code, "message": v.message} for v in self.violations]
-        optional = {"uncovered": list(self.uncovered), "may_change": self.may_change}
-        more = {name: value for name, value in optional.items() if value}
-        return {"requested": dict(self.requested), "met": self.met, "violations": violations, **more}
+        violations: list[replies.StatedViolation] = [{"code": v.code, "message": v.message} for v in self.violations]
+        stated: replies.StatedContract = {"requested": dict(self.requested), "met": self.met, "violations": violations}
+        if self.uncovered:
+            stated["uncovered"] = list(self.uncovered)
+        if self.may_change:
+            stated["may_change"] = True
+        return stated
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +154,10 @@ def completeness(facts: Facts) -> dict[str, Any]:
         "reported": facts.reported,
         "missing": facts.edges_by(Cause.MISSING),
     }
+    names = ("edge", "source", "reason", "from_ms", "to_ms")
     losses = [
-        {"edge": d.edge, "source": d.source, "reason": d.reason, "from_ms": d.from_ms, "to_ms": d.to_ms,
-         "records": d.lacks.most}
-        for d in facts.by_cause(Cause.INPUT_LOST)
-    ]  # fmt: skip
+        {name: getattr(d, name) for name in names} | {"records": d.lacks.most} for d in facts.by_cause(Cause.INPUT_LOST)
+    ]
     guessed = facts.records_by(Cause.GUESSED)
     late = facts.by_cause(Cause.MAY_CHANGE)
     optional = {
@@ -182,7 +183,7 @@ def _records(facts: Facts) -> dict[str, Any]:
     if not rejected and not guessed and not facts.by_cause(Cause.MAY_CHANGE):
         if facts.accuracy is not None and facts.predicted is not None:
             expected = facts.accuracy.expected
-        elif facts.is_complete and facts.predicted is None:
+        elif facts.predicted is None and not facts.without(Cause.AFTER_FINAL).lacks_records:
             expected = facts.observed + after_final
     return {
         "observed": facts.observed,
@@ -194,14 +195,17 @@ def _records(facts: Facts) -> dict[str, Any]:
     }
 
 
-def judged(facts: Facts, columns: Sequence[Column], spec: QuerySpec, of_windows: Contract | None = None) -> Statement:
+def judged(
+    facts: Facts, columns: Sequence[CellColumn], spec: QuerySpec, of_windows: Contract | None = None
+) -> Statement:
     """Returns the statement of an answer.
 
     Args:
         columns: the values of all measures, for all groups.
         of_windows: for a union of windows, `united_contract`.
     """
-    own = {column.measure: column.own for column in columns}
+    derived = {value.name for value in spec.derived}  # their errors are those of the measures that they read
+    own = {column.measure: column.own for column in columns if column.measure not in derived}
     accuracy = None if facts.accuracy is None else _accuracy(facts.accuracy)
     sampled: int | None = facts.observed
     if facts.accuracy is not None and facts.predicted is not None:
@@ -214,7 +218,8 @@ def judged(facts: Facts, columns: Sequence[Column], spec: QuerySpec, of_windows:
         violations = [*violations_of_facts(facts, spec), *_of_values(facts, columns, spec)]
         asked = requested(spec)
     else:
-        violations = [*of_windows.violations, *_unreadable(facts), *_rounded(columns, spec)]
+        of_union = (*_unreadable(facts), *_unbounded_by_late(facts, columns), *_rounded(columns, spec))
+        violations = [*of_windows.violations, *of_union]
         asked = dict(of_windows.requested)
     uncovered = tuple(c.measure for c in columns if c.has_unknown_bound)
     contract = Contract(asked, tuple(violations), uncovered, bool(facts.by_cause(Cause.MAY_CHANGE)))
@@ -251,7 +256,7 @@ def violations_of_facts(facts: Facts, spec: QuerySpec) -> list[Violation]:
         text = "lost its state while the window was open: records may be missing or counted twice"
         violations.append(Violation(Cause.LOST_STATE, f"{', '.join(lost)} {text}"))
     if left := facts.edges_by(Cause.LEFT):
-        text = "was retired, or stopped serving the stream, before it had closed the window"
+        text = "was retired, or stopped serving the stream, before it had closed the window with all its records"
         violations.append(Violation(Cause.LEFT, f"{', '.join(left)} {text}"))
     if not facts.has_data and (missing or facts.expected == 0):
         violations.append(_nothing_arrived(missing))
@@ -271,7 +276,7 @@ def violations_of_facts(facts: Facts, spec: QuerySpec) -> list[Violation]:
     return violations
 
 
-def _of_values(facts: Facts, columns: Sequence[Column], spec: QuerySpec) -> list[Violation]:
+def _of_values(facts: Facts, columns: Sequence[CellColumn], spec: QuerySpec) -> list[Violation]:
     """Returns what the values of an answer violate, without what `violations_of_facts` has said of a measure."""
     violations, budget, accuracy = list[Violation](), spec.error_budget, spec.accuracy
     said = {v.message.split(":")[0] for v in _over_budget(facts, spec)} if budget is not None else set()
@@ -288,9 +293,6 @@ def _of_values(facts: Facts, columns: Sequence[Column], spec: QuerySpec) -> list
                 violations.append(Violation(code, f"{name}: a value may be off {stated}{by}{allowed}"))
             if column.has_lost_bound and name not in budget.measures and not may_change:
                 violations.append(_unbounded(name))
-        if column.has_lost_bound and may_change:
-            text = f"{name}: late records may follow, and nothing bounds their effect on a value"
-            violations.append(Violation(Cause.MAY_CHANGE, text))
         if accuracy is None or accuracy.measure != name:
             continue
         if accuracy.kind is not None and own.has_odd:
@@ -305,10 +307,17 @@ def _of_values(facts: Facts, columns: Sequence[Column], spec: QuerySpec) -> list
             violations.append(Violation(ACCURACY, message))
         if accuracy.kind is None and column.function is not None:
             violations += _function_violations(name, accuracy.error, column.function)
-    return [*violations, *_rounded(columns, spec)]
+    return [*violations, *_unbounded_by_late(facts, columns), *_rounded(columns, spec)]
 
 
-def _rounded(columns: Sequence[Column], spec: QuerySpec) -> Iterable[Violation]:
+def _unbounded_by_late(facts: Facts, columns: Sequence[CellColumn]) -> Iterable[Violation]:
+    for each in columns if facts.by_cause(Cause.MAY_CHANGE) else ():
+        if each.has_lost_bound:
+            text = f"{each.measure}: late records may follow, and nothing bounds their effect on a value"
+            yield Violation(Cause.MAY_CHANGE, text)
+
+
+def _rounded(columns: Sequence[CellColumn], spec: QuerySpec) -> Iterable[Violation]:
     if not spec.may_withhold and spec.accuracy is None:
         for each in columns:
             if each.own.rounding is not None and math.isinf(each.own.rounding):
@@ -326,7 +335,8 @@ def requested(spec: QuerySpec) -> dict[str, Any]:
         result = {"error": spec.error_budget.to_mapping()}
     elif not spec.omits_values:
         each = {m.name: m.function.exact for m in spec.measures}
-        result = {"exact": True if all(each.values()) else each}
+        each |= {value.name: all(each[name] for name in value.reads()) for value in spec.derived}
+        result = {"exact": True if all(each.values()) else {name: each[name] for name in spec.shown}}
     if spec.staleness_budget is not None:
         result["staleness_ms"] = spec.staleness_budget.staleness_ms
     if spec.byte_budget is not None:
@@ -380,7 +390,7 @@ def error_by_cause(facts: Facts, own: Mapping[str, OwnError]) -> dict[str, dict[
     """
     predicted = None if facts.predicted is None else facts.predicted.measure
     is_lacking = any(facts.late_counts) or bool(facts.by_cause(Cause.MAY_CHANGE))
-    whole: int | None = 0 if facts.is_complete and not is_lacking else None
+    whole: int | None = None if is_lacking or facts.lacks_records else 0
     result: dict[str, dict[str, Any]] = {
         "rounding": {n: _number(e.rounding) for n, e in own.items() if e.rounding is not None and n != predicted},
         "sketch": {name: 0 if e.is_sample else _number(e.half_width) for name, e in own.items()},

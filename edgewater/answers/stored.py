@@ -27,11 +27,11 @@ from edgewater.answers.facts import (
 from edgewater.answers.statement import ACCURACY, BOTH_SIGNS, NOTHING_ARRIVED
 from edgewater.answers.uniting import late_deviations
 from edgewater.answers.withheld_bounds import LateRecords, WithheldBound
-from edgewater.model.errors import StorageError, UnsupportedVersion
-from edgewater.model.streams import Delivery
+from edgewater.base.errors import StorageError, UnsupportedVersion
+from edgewater.base.streams import Delivery
 from edgewater.wire import Rest
 
-FORMAT = 2
+FORMAT = 2  # format: of stored facts
 _MARK = f'{{"format":{FORMAT},'
 
 
@@ -84,13 +84,10 @@ def _format_1(stored: Mapping[str, Any]) -> Facts:
         Deviation(Cause.LOST_STATE, e, lacks=UNKNOWN, extra=UNKNOWN, only=only.get(e, {}))
         for e in completeness.get("lost_state", ())
     ]
-    deviations += [
-        Deviation(
-            Cause.INPUT_LOST, loss["edge"], loss["source"], loss["reason"], lacks=Amount(0, loss["records"]),
-            from_ms=loss["from_ms"], to_ms=loss["to_ms"], only=only.get(loss["edge"], {}),
-        )
-        for loss in completeness.get("losses", ())
-    ]  # fmt: skip
+    for loss in completeness.get("losses", ()):
+        same = {name: loss[name] for name in ("edge", "source", "reason", "from_ms", "to_ms")}
+        lacks = Amount(0, loss["records"])
+        deviations.append(Deviation(Cause.INPUT_LOST, **same, lacks=lacks, only=only.get(loss["edge"], {})))
     deviations += late_deviations({r: LateRecords(n) for r, n in completeness.get("guessed", {}).items()})
     told = (codes.get(cause, "") for cause in (Cause.AFTER_FINAL, Cause.REJECTED))
     each = (found for message in told for found in _REASON.findall(message))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from edgewater.answers.causes import Cause
@@ -22,12 +23,15 @@ from edgewater.answers.facts import (
 from edgewater.answers.withheld_bounds import LateRecords, WithheldBound
 from edgewater.model.query import QuerySpec
 from edgewater.synopses.rests import NOTHING, union_of_rests
-from edgewater.wire import GUESSES, REJECTIONS, Rest
+from edgewater.wire import GUESSES, REJECTIONS, Rest, groups_of, reason_of
 
 MAX_COUNTED = 1 << 53
 """A count of records that is larger is stored as this number."""
 MAX_LOSSES = 100
 """The number of stated losses that a union of windows lists. Further ones are listed without their time and number."""
+MAX_DEVICES = 100
+"""The number of devices and reasons for which a window, or a union of windows, tells rejected records apart. Those of
+others may belong to any group. They are stored with each answer."""
 
 
 def late_deviations(late: Mapping[str, LateRecords]) -> tuple[Deviation, ...]:
@@ -38,16 +42,17 @@ def late_deviations(late: Mapping[str, LateRecords]) -> tuple[Deviation, ...]:
     bounds anything.
 
     Args:
-        late: by reason. A reason that is neither a rejection nor a guess is of late records.
+        late: by reason, or by `DroppedRecords.kind`. A reason that is neither a rejection nor a guess is of late
+            records.
     """
     found = []
-    for reason, each in sorted(late.items()):
-        n = each.records
+    for kind, each in sorted(late.items()):
+        (reason, only), n = reason_of(kind), each.records
         if reason in GUESSES:
             lacks, extra = (UNKNOWN if may else NONE for may in (GUESSES[reason].may_lack, GUESSES[reason].adds))
             found.append(Deviation(Cause.GUESSED, reason=reason, records=n, lacks=lacks, extra=extra))
         elif reason in REJECTIONS:
-            found.append(Deviation(Cause.REJECTED, reason=reason, records=n, lacks=UNKNOWN))
+            found.append(Deviation(Cause.REJECTED, reason=reason, records=n, lacks=UNKNOWN, only=groups_of(only)))
         else:
             lacks = Amount(n, n) if n < MAX_COUNTED else UNKNOWN
             found.append(Deviation(Cause.AFTER_FINAL, reason=reason, records=n, lacks=lacks, amounts=each.amounts))
@@ -101,7 +106,7 @@ def united(parts: Sequence[Facts], spec: QuerySpec, *, empty: int = 0, unanswere
     windows = sum(weights) + empty + unanswered
     if windows == weights[0]:
         return replace(parts[0], windows=windows)
-    deviations = _united_deviations(d for part in parts for d in part.deviations)
+    deviations = _united_deviations(parts)
     if unanswered:
         deviations = (*deviations, Deviation(Cause.UNANSWERED, lacks=UNKNOWN, windows=unanswered))
     predicted = any(part.predicted is not None for part in parts)
@@ -142,20 +147,25 @@ def _united_edges(parts: Sequence[EdgeStatements], spec: QuerySpec) -> EdgeState
     return EdgeStatements(None, None, None, withheld, {edge: values for edge, values in only.items() if values})
 
 
-def _united_deviations(deviations: Iterable[Deviation]) -> tuple[Deviation, ...]:
-    """Returns the deviations without repetitions. Numbers of records of one cause and reason are added up.
+def _united_deviations(parts: Iterable[Facts]) -> tuple[Deviation, ...]:
+    """Returns the deviations without repetitions. Numbers of records of one cause and reason are added up. Equal losses
+    of several windows are one loss; equal losses of one window are several.
 
     Records of an edge are in other groups than in another window, unless the edge has a constant in both.
     """
     by_identity: dict[tuple[object, ...], Deviation] = {}
-    losses = 0
-    for each in deviations:
+    losses, devices = 0, 0
+    for identity, each in (found for part in parts for found in _identified(part.deviations)):
         is_loss = each.cause is Cause.INPUT_LOST
-        identity = _identity(each)
         if is_loss and identity not in by_identity:
             losses += 1
             if losses > MAX_LOSSES:
                 each = replace(each, lacks=UNKNOWN, from_ms=None, to_ms=None)
+                identity = _identity(each)
+        elif each.cause is Cause.REJECTED and each.only and identity not in by_identity:
+            devices += 1
+            if devices > MAX_DEVICES:
+                each = replace(each, only={})
                 identity = _identity(each)
         known = by_identity.get(identity)
         if known is None:
@@ -174,6 +184,17 @@ def _united_deviations(deviations: Iterable[Deviation]) -> tuple[Deviation, ...]
                 confidence=joint_confidence((known.confidence, each.confidence)),
             )
     return tuple(by_identity.values())
+
+
+def _identified(deviations: Iterable[Deviation]) -> Iterator[tuple[tuple[object, ...], Deviation]]:
+    """Yields the deviations of one window. The identity of a loss says which one of several equal losses it is."""
+    times = Counter[tuple[object, ...]]()
+    for each in deviations:
+        identity = _identity(each)
+        if each.cause is Cause.INPUT_LOST:
+            times[identity] += 1
+            identity = (*identity, times[identity])
+        yield identity, each
 
 
 def _identity(each: Deviation) -> tuple[object, ...]:

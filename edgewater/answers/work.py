@@ -12,9 +12,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol
 
-from edgewater.model.errors import ClientGone, Overspent
+from edgewater.base.errors import ClientGone, Overspent
 
-TURN_S = 0.02
+TURN_S = 0.02  # limit: how long other threads wait
 
 
 class WorkEnded(BaseException):
@@ -76,9 +76,6 @@ class Work:
     ) -> None:
         self._limits, self._cpu_s, self._clock_s, self._is_gone = limits, cpu_s, clock_s, is_gone
         self._turns, self._turn_ends_s = turns, 0.0
-        self.renew()
-
-    def renew(self) -> None:
         self._cells = self._nbytes = 0
         self._left_s, self._since_s = self._limits.cpu_s, self._cpu_s()
 
@@ -151,13 +148,6 @@ def spend(cells: int = 0, nbytes: int = 0) -> None:
     work = _WORK.get()
     if work is not None:
         work.spend(cells, nbytes)
-
-
-def renew() -> None:
-    """Gives the calling thread the whole budget again, for the next question of a stream of questions."""
-    work = _WORK.get()
-    if work is not None:
-        work.renew()
 
 
 def require_client() -> None:

@@ -4,17 +4,12 @@ Edges collect and ship the statistics, and the center's early-answer estimator r
 no code here reads a clock or decides anything.
 """
 
-from edgewater.arrivals.grouped import NO_VALUES, GroupedSubstream, summed
+from edgewater.arrivals.report import encode_report, fits_report, read_report
 from edgewater.arrivals.schedule import ReportSchedule, SlotGrid, lag_groups
-from edgewater.arrivals.substream import DEFAULT_MAX_SKEW_MS, SubstreamStatistics
-
-__all__ = [
-    "DEFAULT_MAX_SKEW_MS",
-    "NO_VALUES",
-    "GroupedSubstream",
-    "ReportSchedule",
-    "SlotGrid",
-    "SubstreamStatistics",
-    "lag_groups",
-    "summed",
-]
+from edgewater.arrivals.substream import (
+    DEFAULT_MAX_SKEW_MS,
+    NO_VALUES,
+    SubstreamStatistics,
+    distinct_codes,
+    summed,
+)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
-from edgewater.arrivals import (
-    NO_VALUES,
-    ReportSchedule,
-    SubstreamStatistics,
-    lag_groups,
-)
+from edgewater.arrivals import NO_VALUES, ReportSchedule, lag_groups
 from edgewater.arrivals.targets import COUNTS, MeasureKind, check_relative
 from edgewater.arrivals.window_model import WindowSample
-from edgewater.model.errors import InvalidQuery
+from edgewater.base.errors import InvalidQuery
 from edgewater.synopses import FloatArray
 from edgewater.synopses.encoding.state import State
 
@@ -43,18 +39,20 @@ class ArrivalCounts:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether the edges counted an event without processing the event."""
+        """Whether the edges counted an event without processing the event.
+
+        Edges add up the values of a slice. So the events of a slice are compared, not of a sub-stream.
+        """
         if self.kind in COUNTS:
             return False
-        rows = (sums for by_edge in self._sums.values() for sums in by_edge.values())
-        return any(bool(sums[1 : 1 + self.lag_groups].sum() < sums[0]) for sums in rows)
+        unprocessed: Counter[tuple[int, str]] = Counter()
+        for index, by_edge in self._sums.items():
+            for edge, sums in by_edge.items():
+                slice_of = index // self._schedule.slice_substreams, edge
+                unprocessed[slice_of] += sums[0] - sums[1 : 1 + self.lag_groups].sum()
+        return any(each > 0 for each in unprocessed.values())
 
-    def add(self, edge: str, statistics: SubstreamStatistics) -> None:
-        values = statistics.value_sums.reshape(-1) if statistics.value_sums.size else self._zeros[1:-2]
-        row = np.concatenate([[statistics.events], values, [statistics.least, statistics.greatest]])
-        self.add_sums(edge, statistics.index, row)
-
-    def add_sums(self, edge: str, substream: int, sums: FloatArray) -> None:
+    def add(self, edge: str, substream: int, sums: FloatArray) -> None:
         by_edge = self._sums.setdefault(substream, {})
         by_edge[edge] = _combined(np.stack([by_edge[edge], sums])) if edge in by_edge else sums
 

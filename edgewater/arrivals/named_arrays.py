@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from edgewater.model.errors import CorruptSynopsis
+from edgewater.base.errors import CorruptSynopsis
 from edgewater.synopses.encoding.state import State
 
 Layout = Mapping[str, tuple[tuple[str, ...], Any, float]]

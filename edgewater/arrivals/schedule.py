@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from edgewater.model.errors import InvalidQuery
-from edgewater.model.quantities import format_duration
-from edgewater.model.windows import SlidingWindow
+from edgewater.base.errors import InvalidQuery
+from edgewater.base.quantities import format_duration
 from edgewater.synopses import IntArray
 
-MAX_LAGS = 4096
+MAX_LAGS = 4096  # limit: memory of a report
 SLOTS_PER_SUBSTREAM = 30
 DEFAULT_SUBSTREAM_MS = 600
 SUBSTREAMS_SHORT, SUBSTREAMS_LONG, SHORT_MS = 5, 20, 12_000
@@ -24,8 +25,44 @@ sub-streams.
 """
 
 _LAG_GROUP_BORDERS = (
-    0, 1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128, 181, 256, 362, 512, 724, 1024, 1448, 2048, 2896,
-)  # fmt: skip
+    0,
+    1,
+    2,
+    3,
+    4,
+    6,
+    8,
+    11,
+    16,
+    23,
+    32,
+    45,
+    64,
+    91,
+    128,
+    181,
+    256,
+    362,
+    512,
+    724,
+    1024,
+    1448,
+    2048,
+    2896,
+)  # format: of reports; fmt: skip
+
+
+class EvenWindows(Protocol):
+    """Windows of one length and one step: a `SlidingWindow`."""
+
+    @property
+    def size_ms(self) -> int: ...
+    @property
+    def every_ms(self) -> int: ...
+    @property
+    def origin_ms(self) -> int: ...
+    @property
+    def slice_ms(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +142,7 @@ class ReportSchedule:
     every_slots: int
 
     @classmethod
-    def of(cls, window: SlidingWindow, substream_ms: int | None, lateness_ms: int) -> ReportSchedule:
+    def of(cls, window: EvenWindows, substream_ms: int | None, lateness_ms: int) -> ReportSchedule:
         """Returns the schedule of a window.
 
         Args:
@@ -127,6 +164,11 @@ class ReportSchedule:
         grid = SlotGrid.of(slice_ms, substream, horizon)
         every = window.every_ms // grid.slot_ms
         return cls(grid, window.origin_ms, window.size_ms // grid.slot_ms, every)
+
+    @property
+    def slice_substreams(self) -> int:
+        """The number of sub-streams of a slice. All windows consist of whole slices."""
+        return math.gcd(self.window_slots, self.every_slots) // self.grid.substream_slots
 
     def slot_at(self, event_ms: int) -> int:
         """Returns the slot that contains an event time."""

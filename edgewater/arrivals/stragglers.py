@@ -69,7 +69,9 @@ _MIN_SHARE = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Stragglers:
-    """The events of a window that have not arrived yet. Arrays are float64 (sources,) unless stated otherwise.
+    """The events of a window that have not arrived yet.
+
+    Arrays are float64 over the sources of all triggers, in the order of the triggers, unless stated otherwise.
 
     Attributes:
         arrived: number of events of the window that have arrived.
@@ -79,31 +81,12 @@ class Stragglers:
             errors show the clumps.
         by_lag: `expected` by the lag at which the events will arrive, (sources, lags).
         rate: events per slot at the window's end.
-        known: whether every source has been observed for longer than the longest lag that can occur. A silent source
-            must also have been observed for long enough to know how its rate varies. However many events a source has,
-            it cannot have shown a lag longer than its age. (Neither missing arrivals nor silence mean that there are no
-            events.)
-        drift: standard errors by which the two memories differ, over all sources.
-        alarm: standard errors by which delays or rates have changed, the maximum over sources.
-    """
-
-    arrived: FloatArray
-    expected: FloatArray
-    deviation: FloatArray
-    untested: FloatArray
-    by_lag: FloatArray
-    rate: FloatArray
-    known: bool
-    drift: float
-    alarm: float
-
-
-@dataclass(frozen=True, slots=True)
-class StragglersByTrigger:
-    """`Stragglers` of several triggers. Arrays are over the sources of all triggers, in the order of the triggers.
-
-    Attributes:
-        known, drift, alarm: one value per trigger.
+        known: per trigger, whether every source has been observed for longer than the longest lag that can occur. A
+            silent source must also have been observed for long enough to know how its rate varies. However many events
+            a source has, it cannot have shown a lag longer than its age. (Neither missing arrivals nor silence mean
+            that there are no events.)
+        drift: per trigger, standard errors by which the two memories differ, over all sources.
+        alarm: per trigger, standard errors by which delays or rates have changed, the maximum over sources.
     """
 
     arrived: FloatArray
@@ -117,11 +100,12 @@ class StragglersByTrigger:
     alarm: FloatArray
 
     def of(self, trigger: int) -> Stragglers:
+        """Returns the stragglers of one trigger."""
         sources = len(self.expected) // len(self.known)
-        rows = slice(trigger * sources, (trigger + 1) * sources)
+        rows, one = slice(trigger * sources, (trigger + 1) * sources), slice(trigger, trigger + 1)
         return Stragglers(
             self.arrived[rows], self.expected[rows], self.deviation[rows], self.untested[rows], self.by_lag[rows],
-            self.rate[rows], bool(self.known[trigger]), float(self.drift[trigger]), float(self.alarm[trigger]),
+            self.rate[rows], self.known[one], self.drift[one], self.alarm[one],
         )  # fmt: skip
 
 
@@ -250,10 +234,6 @@ class StragglerModel(NamedArrays):
             slots: number of slots of the window.
             lags_wanted: whether to compute `by_lag`. If false, `by_lag` is empty.
         """
-        return self.predict_each(first_lag, slots, lags_wanted=lags_wanted).of(0)
-
-    def predict_each(self, first_lag: int, slots: int, *, lags_wanted: bool = True) -> StragglersByTrigger:
-        """Returns the result of `predict` for each trigger."""
         triangle = self.triangle
         first_lag = min(first_lag, triangle.grid.lags - 1)
         silent_slots, lags = triangle.silent_slots, triangle.grid.lags
@@ -298,7 +278,7 @@ class StragglerModel(NamedArrays):
         age: IntArray,
         batch_shift: IntArray,
         lags_wanted: bool,
-    ) -> StragglersByTrigger:
+    ) -> Stragglers:
         lags = self.triangle.grid.lags
         last = min(first_lag + slots, lags)
         born = np.arange(first_lag, lags) < age[:, None]
@@ -337,7 +317,7 @@ class StragglerModel(NamedArrays):
         drift = np.abs(difference) / np.sqrt(self._per_trigger(imprecision[LONG] + imprecision[SHORT]) + 1.0)
         jump = np.abs(self._per_trigger(recent.change)) / np.sqrt(self._per_trigger(recent.change_variance) + 1e-9)
         clumped = self._clump_variance(mixed) + self._pause_variance(batched, shares[LONG], window, batch_shift)
-        return StragglersByTrigger(
+        return Stragglers(
             arrived=arrived.sum(axis=1),
             expected=mixed,
             deviation=np.sqrt(variance),

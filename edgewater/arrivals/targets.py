@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from edgewater.model.errors import InvalidInput, InvalidQuery
+from edgewater.base.errors import InvalidInput, InvalidQuery
 
 MeasureKind = Literal["mean", "sum", "count", "records"]
 """The kind of value that is estimated before all records have arrived.

@@ -21,17 +21,18 @@ difference.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgewater.arrivals import SlotGrid
 from edgewater.arrivals.named_arrays import NamedArrays
-from edgewater.model.errors import InvalidInput
+from edgewater.base.errors import InvalidInput
 from edgewater.synopses import BoolArray, FloatArray, IntArray
 
-LONG, SHORT = 0, 1
+LONG, SHORT = 0, 1  # format: positions in an array
 LONG_SUBSTREAMS = 50
 SHORT_SUBSTREAMS = 2
 """Sub-streams after which the weight of an arrival has decayed by a factor of e: `LONG_SUBSTREAMS` in the long memory,
@@ -137,9 +138,8 @@ class ArrivalTriangle(NamedArrays):
             reporting: mask of the sources that have reported; None if all have reported.
         """
         if reporting is not None and not reporting.all():
-            subset = self._select(reporting)
-            subset.advance(arrived[reporting])
-            self._write_back(subset, reporting)
+            with self._only(reporting):
+                self.advance(arrived)
             self.silent_slots[~reporting] += 1
             return
         seen, oldest = self.seen, self.seen[:, -1].copy()
@@ -165,20 +165,15 @@ class ArrivalTriangle(NamedArrays):
         """Adds the arrivals of sources during a silence. All these sources were silent for the same number of slots.
 
         Args:
+            sources: indices, ascending.
             arrived: for each slot of the silence, the events that arrived in the slot, [source, lag].
-
-        Raises:
-            InvalidInput: the number of slots differs from the length of the silence; nothing is changed.
         """
-        selected = np.zeros(self.sources, bool)
+        selected, whole = np.zeros(self.sources, bool), np.zeros(self.seen.shape)
         selected[sources] = True
-        subset, slots = self._select(selected), 0
-        for rows in arrived:
-            subset.advance(rows)
-            slots += 1
-        if (self.silent_slots[sources] != slots).any():
-            raise InvalidInput("arrived", slots, f"one row for each of {self.silent_slots[sources].max()} slots")
-        self._write_back(subset, selected)
+        with self._only(selected):
+            for rows in arrived:
+                whole[sources] = rows
+                self.advance(whole)
         self.silent_slots[sources] = 0
 
     def reset_long_memory(self) -> None:
@@ -238,18 +233,20 @@ class ArrivalTriangle(NamedArrays):
         """Returns a bound, per source, of the share of events with longer lags than were seen (the rule of three).
 
         Events that are older than `lag` count, since the last change of delays. The events of the short memory count
-        always.
+        always. If no delay is as short as `lag`, no event is at risk there. So events of the long memory count at the
+        lag, from `lag` on, at which most of them are at risk.
 
         Args:
             steady_slots: slots since the last change of delays.
             failures: as in `beyond_longest`.
         """
-        long, short = np.asarray(self.sums[1, :, :, min(lag, self.grid.lags - 1)], np.float64)
-        memory = self.grid.substream_slots * LONG_SUBSTREAMS
-        weight = -np.expm1(-np.maximum(np.stack([np.full(self.sources, steady_slots), self.age]) - lag, 0) / memory)
-        at_risk = np.maximum(short, long * np.minimum(weight[0] / np.maximum(weight[1], 1e-9), 1.0))
+        first = min(lag, self.grid.lags - 1)
+        long, short = np.asarray(self.sums[1, LONG, :, first:], np.float64), self.sums[1, SHORT, :, first]
+        memory, lags = self.grid.substream_slots * LONG_SUBSTREAMS, np.arange(first, self.grid.lags)
+        steady, observed = (1 - np.exp(-np.maximum(n - lags, 0) / memory) for n in (steady_slots, self.age[:, None]))
+        settled = (long * np.minimum(steady / np.maximum(observed, 1e-9), 1.0)).max(axis=1)
         with np.errstate(divide="ignore"):
-            return np.asarray(np.minimum(-math.log(failures) / at_risk, 1.0))
+            return np.asarray(np.minimum(-math.log(failures) / np.maximum(short, settled), 1.0))
 
     def _shown_beyond(self, lag: int) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Returns three arrays by source, for the lag and all longer lags.
@@ -286,19 +283,16 @@ class ArrivalTriangle(NamedArrays):
         """
         return np.asarray(self.expired + self.seen[:, first_lag:].sum(axis=1))
 
-    def _select(self, selected: BoolArray) -> ArrivalTriangle:
-        subset = ArrivalTriangle.__new__(ArrivalTriangle)
-        subset.grid, subset._decay = self.grid, self._decay
-        for name in ("seen", "age", "expired", "pause", "pauses", "short_pauses"):
-            setattr(subset, name, getattr(self, name)[selected])
-        subset.sums, subset._cached = self.sums[:, :, selected], None
-        subset._members, subset._joined = [], None
-        return subset
-
-    def _write_back(self, subset: ArrivalTriangle, selected: BoolArray) -> None:
-        for name in ("seen", "age", "expired", "pause", "pauses", "short_pauses"):
-            getattr(self, name)[selected] = getattr(subset, name)
-        self.sums[:, :, selected] = subset.sums
+    @contextmanager
+    def _only(self, selected: BoolArray) -> Iterator[None]:
+        """Restores the state of all other sources at the end of a `with` block."""
+        by_source = {
+            name: np.moveaxis(getattr(self, name), axes.index("source"), 0) for name, (axes, *_) in self.LAYOUT.items()
+        }
+        before = {name: array[~selected] for name, array in by_source.items()}
+        yield
+        for name, array in by_source.items():
+            array[~selected] = before[name]
         self._invalidate()
 
     def _invalidate(self) -> None:

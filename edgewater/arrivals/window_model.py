@@ -18,6 +18,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from edgewater.arrivals.report import ROUNDED_SUM
 from edgewater.arrivals.sample_size import neyman_sizes
 from edgewater.arrivals.targets import COUNTS, MeasureKind
 from edgewater.synopses import BoolArray, FloatArray, normal_quantile
@@ -190,18 +191,20 @@ class WindowModel:
             return least, greatest
         with np.errstate(invalid="ignore"):
             unsampled = np.where(self.arrived > sample.count, (self.arrived - sample.count) * sample.least, 0.0)
-            known = (sample.total + unsampled).sum(axis=0)
+            known = (sample.total + unsampled).sum(axis=0) - self.rounding(sample)
         return np.where(least >= 0, known, -np.inf), nothing
 
     def rounding(self, sample: WindowSample) -> FloatArray:
-        """Returns a bound of the rounding error of the estimate, per trigger: n·ε·Σ|v| for n summands, in any order.
+        """Returns a bound of the rounding error of the estimate, per trigger: n·ε·Σ|v| for n summands, in any order,
+        and the rounding of sums in reports.
 
         Σ|v| ≤ sqrt(n·Σv²). Without this bound, the interval of a window without stragglers would exclude the exact sum.
         """
         if self.measure in COUNTS:
             return np.zeros(self.arrived.shape[1])
         count, squares = sample.count.sum(axis=0), sample.squares.sum(axis=0)
-        return np.asarray((count + _OPERATIONS) * _EPSILON * np.sqrt(count * squares) / self.unit)
+        relative = (count + _OPERATIONS) * _EPSILON + ROUNDED_SUM
+        return np.asarray(relative * np.sqrt(count * squares) / self.unit)
 
     def sizes(self, half_width: FloatArray, quantile: float) -> FloatArray:
         """Returns the fewest values of one trigger for which the sampling width is at most `half_width`.

@@ -7,16 +7,15 @@
         answer = query.latest()
         answer["bytes"].interval
 
-`AsyncCenter` has the same methods as coroutines. The client imports neither the center nor Spark nor the agent.
+The client imports neither the center nor Spark nor the agent.
 """
 
 from edgewater.client.answers import Answer, Answers, Column, Gap, PackageMissing, Progress
-from edgewater.client.asynchronous import AsyncCenter, AsyncQuery
 from edgewater.client.center import Center, Query
 from edgewater.client.interval import Interval, Undecided
 from edgewater.client.requests import RequestRefused, Unreachable, WaitTimeout
 
 __all__ = [
-    "Answer", "Answers", "AsyncCenter", "AsyncQuery", "Center", "Column", "Gap", "Interval", "PackageMissing",
+    "Answer", "Answers", "Center", "Column", "Gap", "Interval", "PackageMissing",
     "Progress", "Query", "RequestRefused", "Undecided", "Unreachable", "WaitTimeout",
 ]  # fmt: skip

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, cast, overload
 
-from edgewater.client.display import answer_html, answers_html
+from edgewater.base.errors import EdgewaterError, InvalidRequest
+from edgewater.base.float_bounds import side_of, to_float
+from edgewater.base.timestamps import parse_time
 from edgewater.client.interval import Interval, Number
-from edgewater.model.errors import EdgewaterError, InvalidRequest
-from edgewater.model.float_bounds import side_of, to_float
-from edgewater.model.json_types import Document, Group, Groups, IntervalCell, Json
-from edgewater.model.key_texts import OWN_COLUMNS, own_names
+from edgewater.model.json_types import Document, Group, Groups, IntervalCell, Json, TotalCell
+from edgewater.model.own_columns import OWN_COLUMNS, contract_codes, own_names, with_own_columns
 from edgewater.model.replies import (
     EdgeProgress,
     Members,
@@ -22,10 +22,9 @@ from edgewater.model.replies import (
     ProgressData,
     Quality,
     Spec,
-    Violation,
+    StatedViolation,
     WholeAnswer,
 )
-from edgewater.model.timestamps import parse_time
 
 if TYPE_CHECKING:  # Arrow takes longer to import than most commands take to run
     import pandas as pd
@@ -195,7 +194,10 @@ class Answer:
 
     @property
     def total(self) -> dict[str, Interval]:
-        """The interval of each exact measure over all groups of the window, even if the answer has only some of them.
+        """The interval of each measure over all groups of the window, even if the answer has only some of them.
+
+        A measure is named as in `table`: the median of ``delay`` is ``delay_0.5``. Lists, buckets and samples have no
+        total.
 
         The total includes values that edges withhold from groups. So under a budget it may differ much from the sum
         over `table`.
@@ -258,7 +260,7 @@ class Answer:
         return bool(self.members["contract"]["met"])
 
     @property
-    def violations(self) -> list[Violation]:
+    def violations(self) -> list[StatedViolation]:
         """The contract's violations, each with `code` and `message`."""
         return list(self.members["contract"]["violations"])
 
@@ -267,9 +269,7 @@ class Answer:
         """The codes of the violations as text; ``met`` without any; ``met; may-change`` if late records may follow an
         answer to an exact query.
         """
-        contract = self.members["contract"]
-        met = "met; may-change" if contract.get("may_change") and "exact" in contract["requested"] else "met"
-        return "; ".join(v["code"] for v in contract["violations"]) or met
+        return contract_codes(self.members["contract"])
 
     @property
     def groups(self) -> list[Group]:
@@ -307,7 +307,7 @@ class Answer:
         return int(self.table.num_rows)
 
     def explain(self, measure: str, group: Groups | None = None) -> Any:
-        """Returns what the error of a measure consists of. For an answer of an `AsyncCenter`, returns an awaitable."""
+        """Returns what the error of a measure consists of."""
         if self.explain_with is None:
             raise InvalidRequest("explain", self.query, "an answer of a query: center.query(name).latest()")
         return self.explain_with(self.members["window"]["start"], group, self.revision, measure=measure)
@@ -318,31 +318,19 @@ class Answer:
         """
         import pyarrow as pa
 
-        quality = {
-            "window_start": pa.scalar(parse_time(self.members["window"]["start"]), pa.timestamp("ms", "UTC")),
-            "window_end": pa.scalar(parse_time(self.members["window"]["end"]), pa.timestamp("ms", "UTC")),
-            "phase": pa.scalar(self.phase),
-            "revision": pa.scalar(self.revision, pa.int64()),
-            "completeness": pa.scalar(self.completeness, pa.float64()),
-            "given_at": pa.scalar(parse_time(self.members["given_at"]), pa.timestamp("ms", "UTC")),
-            "contract": pa.scalar(self.contract),
-            "withheld": pa.scalar(json.dumps(self.quality["error"]["withheld"], separators=(",", ":"))),
-        }
-        if self.version is not None:
-            quality["version"] = pa.scalar(self.version, pa.int64())
-        table, names = self.table, own_names(self.table.column_names)
-        for at, (name, value) in enumerate(quality.items()):
-            table = table.add_column(at, names[name], pa.repeat(value, table.num_rows))
-        return table
+        window, given_at = self.members["window"], self.members["given_at"]
+        times = {"window_start": window["start"], "window_end": window["end"], "given_at": given_at}
+        table = with_own_columns(self.table, self.members, {name: parse_time(time) for name, time in times.items()})
+        if self.version is None:
+            return table
+        version = pa.repeat(pa.scalar(self.version, pa.int64()), len(self))
+        return table.add_column(len(OWN_COLUMNS), own_names(self.table.column_names)["version"], version)
 
     def to_pandas(self) -> pd.DataFrame:
         return to_pandas(self.to_arrow())
 
     def to_polars(self) -> pl.DataFrame:
         return to_polars(self.to_arrow())
-
-    def _repr_html_(self) -> str:
-        return answer_html(self)
 
     def __str__(self) -> str:
         return (
@@ -380,9 +368,6 @@ class Answers(Sequence[Answer]):
 
     def to_polars(self) -> pl.DataFrame:
         return to_polars(self.table)
-
-    def _repr_html_(self) -> str:
-        return answers_html(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,12 +430,6 @@ def from_table(table: pa.Table, heads: list[Members], spec: Spec, explain_with: 
     return Answers(table, answers)
 
 
-DESCRIBING = frozenset({*OWN_COLUMNS, "version"})
-"""The names of the first columns of a table, which describe the answer. If a name is in use, it has the prefix
-``answer_``.
-"""
-
-
 def group_columns(spec: Spec) -> tuple[str, ...]:
     """Returns the names of the group columns. In a spec, a computed key is a mapping of its name to an expression."""
     return tuple(key if isinstance(key, str) else next(iter(key)) for key in spec.get("group_by") or ())
@@ -462,11 +441,11 @@ def _first_value_column(table: pa.Table, named: set[str]) -> int:
     Args:
         named: the names of the groups and measures in the spec.
     """
-    describing = DESCRIBING - named
-    for at, name in enumerate(table.column_names):
-        if name in named or not (name in describing or name.startswith("answer_")):
+    describing = (*OWN_COLUMNS, "version")  # a center of an earlier release has no version
+    for at, (name, own) in enumerate(zip(table.column_names, describing, strict=False)):
+        if name in named or not re.fullmatch(f"(answer_)*{own}", name):
             return at
-    return int(table.num_columns)
+    return min(len(describing), int(table.num_columns))
 
 
 def from_json(answer: WholeAnswer, spec: Spec, explain_with: Callable[..., Any] | None) -> Answer:
@@ -511,7 +490,8 @@ def _flat(shapes: Sequence[PartShape], cell: Document) -> dict[str, Json]:
     """
     flat: dict[str, Json] = {}
     for part in shapes:
-        member = cell.get(part["name"]) if part["name"] else cell
+        absent = 0.0 if part["shape"] == "number" else None
+        member = cell.get(part["name"], absent) if part["name"] else cell
         if part["shape"] not in _INTERVALS:
             flat.update(dict.fromkeys(part["columns"], member))
             continue
@@ -534,9 +514,10 @@ def _number(interval: IntervalCell) -> Any:
     return float(interval["not_finite"]) if "not_finite" in interval else interval["estimate"]
 
 
-def _certain(interval: IntervalCell) -> float | None:
-    """Returns 1, the confidence of bounds that always hold; None if there are no bounds."""
-    return None if interval["lower"] is None and interval["upper"] is None else 1.0
+def _certain(interval: TotalCell) -> float | None:
+    """Returns the confidence of a total: 1 if its bounds always hold; None if there are no bounds."""
+    has_bounds = interval["lower"] is not None or interval["upper"] is not None
+    return interval.get("confidence", 1.0) if has_bounds else None
 
 
 def _bounds(name: str, interval: IntervalCell) -> dict[str, Number | None]:
@@ -552,7 +533,7 @@ def _key(rank: float) -> str:
 
 
 def to_pandas(table: pa.Table) -> pd.DataFrame:
-    from edgewater.model.number_columns import rounded_by_pandas
+    from edgewater.base.number_columns import rounded_by_pandas
 
     try:
         frame = table.to_pandas()

@@ -2,25 +2,62 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, Unpack
 
 import httpx
 
-from edgewater.client import requests as flows
-from edgewater.client.answers import Answer, Answers, Gap, Progress, from_table
-from edgewater.client.connection import Connection, LiveState, bounded, built, event_source, unreachable
-from edgewater.client.requests import IfExists, Moment, Questions, moment, question_params, segment
-from edgewater.model import replies
-from edgewater.model.json_types import Document, Groups
-
-T = TypeVar("T")
+from edgewater.base.errors import InvalidRequest
+from edgewater.client.answers import ARROW, Answer, Answers, Gap, Progress
+from edgewater.client.connection import Connection, LiveState, event_source, unreachable
+from edgewater.client.requests import (
+    PHASES,
+    POLL_S,
+    TABLE_TYPES,
+    Draft,
+    Moment,
+    Params,
+    Phase,
+    Questions,
+    RequestRefused,
+    Unreachable,
+    WaitTimeout,
+    answers_of,
+    borders,
+    checked,
+    given,
+    json_of,
+    moment,
+    page_of,
+    pages,
+    put_headers,
+    question_params,
+    read_spec,
+    revision_of,
+    segment,
+)
+from edgewater.model.json_types import Groups, Key
+from edgewater.model.replies import (
+    DryRun,
+    Edge,
+    EdgeList,
+    Explanation,
+    QueryDetail,
+    QueryStatus,
+    Registered,
+    Spec,
+    StreamColumns,
+    StreamList,
+    TableDetail,
+    TableInfo,
+    TableList,
+)
 
 
 class Center:
@@ -35,7 +72,7 @@ class Center:
             its size does not matter.
 
     Every method raises `Unreachable` if the center does not answer. If the center refuses, the method raises the error
-    that the center states: an error of `edgewater.model.errors` (`NotFound`, `Conflict`, `InvalidRequest`,
+    that the center states: an error of `edgewater.base.errors` (`NotFound`, `Conflict`, `InvalidRequest`,
     `InvalidQuery`, `Unauthenticated`, …), or `RequestRefused`.
 
     >>> with Center("http://127.0.0.1:1", timeout=2) as center:  # no center listens there
@@ -47,27 +84,28 @@ class Center:
     def __init__(
         self, url: str | None = None, *, token: str | None = None, ca: str | Path | None = None, timeout: float = 30.0
     ) -> None:
-        self._http = Connection(url, token, ca, timeout).open(httpx.Client, bounded)
+        self._http = Connection(url, token, ca, timeout).open()
 
     @property
     def url(self) -> str:
         return str(self._http.base_url)
 
-    def register(self, spec: Document | str | Path, if_exists: IfExists = "same", *, lasts: str | None = None) -> Query:
-        """Registers a query.
+    def register(self, spec: Draft, *, lasts: str | None = None) -> Query:
+        """Registers a query. If the same query is registered already, nothing changes. Raises Conflict if another query
+        has its name: `put` changes a query.
 
         Args:
             spec: the query as a mapping, as YAML text, or as a file of YAML.
-            if_exists: what to do if a query of the name is registered. `same`: raises Conflict unless it is the same
-                query. `error`: raises Conflict. `replace`: another query gets a new version, as with `put`.
             lasts: the query ends after this much event time, such as ``1h``.
         """
-        return Query(self._run(flows.register(spec, if_exists, lasts)), self)
+        body, media, _ = read_spec(spec)
+        headers = {"Content-Type": media}
+        response = self.ask("POST", "/v1/queries", borders(None, lasts), content=body, headers=headers)
+        return Query(json_of(response), self)
 
     def put(
-        self, spec: Document | str | Path, *, at: Moment | None = None, version: int | None = None,
-        lasts: str | None = None,
-    ) -> Query:  # fmt: skip
+        self, spec: Draft, *, at: Moment | None = None, version: int | None = None, lasts: str | None = None
+    ) -> Query:
         """Changes a query, or registers it. No answer is deleted. If the same query is registered already, nothing
         changes.
 
@@ -78,62 +116,115 @@ class Center:
                 differs.
             lasts: see `register`.
         """
-        return Query(self._run(flows.put(spec, at, version, lasts)), self)
+        body, media, name = read_spec(spec)
+        path, headers = f"/v1/queries/{segment(name)}", put_headers(media, version)
+        return Query(json_of(self.ask("PUT", path, borders(at, lasts), content=body, headers=headers)), self)
 
     def dry_run(
-        self, spec: Document | str | Path, *, change: bool = False, at: Moment | None = None,
-        version: int | None = None, lasts: str | None = None,
-    ) -> replies.DryRun:  # fmt: skip
+        self,
+        spec: Draft,
+        *,
+        change: bool = False,
+        at: Moment | None = None,
+        version: int | None = None,
+        lasts: str | None = None,
+    ) -> DryRun:
         """Returns what `register` would do, or what `put` would do with `change`. Registers nothing.
 
         The result states the border, and which edges would refuse the query.
         """
-        return self._run(flows.dry_run(spec, change, at, version, lasts))
+        body, media, name = read_spec(spec)
+        params = (("dry_run", "true"), *borders(at, lasts))
+        method, path = ("PUT", f"/v1/queries/{segment(name)}") if change else ("POST", "/v1/queries")
+        found: DryRun = json_of(self.ask(method, path, params, content=body, headers=put_headers(media, version)))
+        return found
 
     def query(self, name: str) -> Query:
         """Returns a registered query. Raises NotFound."""
-        return Query(self._run(flows.get(f"/v1/queries/{segment(name)}")), self)
+        return Query(self.get(f"/v1/queries/{segment(name)}"), self)
 
     def queries(self) -> list[Query]:
         """Returns the queries that the token may read."""
-        return [Query(q, self) for q in self._run(flows.get("/v1/queries"))["queries"]]
+        return [Query(each, self) for each in self.get("/v1/queries")["queries"]]
 
-    def live(
-        self, *names: str, after: int | None = None, changes: bool = False, summary: bool = False
-    ) -> Iterator[Answer | Progress | Gap]:
-        """Yields answers of several queries over one connection, as `Query.live` does for one query.
+    def edges(self) -> list[Edge]:
+        """Returns all edges: state, streams with watermarks, drops, backlog."""
+        found: EdgeList = self.get("/v1/edges")
+        return found["edges"]
+
+    def streams(self) -> list[StreamColumns]:
+        """Returns all streams: columns, who declared them, and edges with other columns."""
+        found: StreamList = self.get("/v1/streams")
+        return found["streams"]
+
+    def tables(self) -> list[TableInfo]:
+        """Returns the tables that queries may look up columns in."""
+        found: TableList = self.get("/v1/tables")
+        return found["tables"]
+
+    def table(self, name: str) -> TableDetail:
+        """Returns the newest version of a table, with its rows."""
+        found: TableDetail = self.get(f"/v1/tables/{segment(name)}")
+        return found
+
+    def put_table(
+        self,
+        name: str,
+        rows: Path | Sequence[Mapping[str, Key]],
+        *,
+        key: str | None = None,
+        at: Moment | None = None,
+    ) -> TableInfo:
+        """Makes a table, or changes it. Each running query that uses it gets a new version. Equal rows change nothing.
 
         Args:
-            names: the queries. Default: the queries that are registered now and that the token may read.
-            after: id of an answer of any query. The stream begins after it.
-            changes, summary: see `Query.live`.
-
-        Raises NotFound when one of the queries is deleted.
+            rows: a file of CSV with a header, NDJSON or Parquet, by the end of its name; or the rows.
+            key: the column that tells the rows apart. Default: the first column.
+            at: the border of the queries' new versions, as in `put`.
         """
-        queries = [self.query(name) for name in names] if names else self.queries()
-        return self._live(LiveState.of_several(queries, after, changes, summary))
+        if isinstance(rows, Path):
+            media = TABLE_TYPES.get(rows.suffix)
+            if media is None:
+                raise InvalidRequest("rows", str(rows), f"a file whose name ends in {', '.join(TABLE_TYPES)}")
+            body = rows.read_bytes()
+        else:
+            media, body = "application/x-ndjson", "\n".join(json.dumps(dict(row)) for row in rows).encode()
+        path, params = f"/v1/tables/{segment(name)}", given({"key": key, "at": moment(at, "at")})
+        found: TableInfo = json_of(self.ask("PUT", path, params, content=body, headers={"Content-Type": media}))
+        return found
 
-    def edges(self) -> list[replies.Edge]:
-        """Returns all edges: state, streams with watermarks, drops, backlog."""
-        return self._run(flows.reply("/v1/edges", replies.EdgeList))["edges"]
+    def delete_table(self, name: str) -> None:
+        """Deletes a table. Raises Conflict while a running query uses it."""
+        self.ask("DELETE", f"/v1/tables/{segment(name)}")
 
-    def streams(self) -> list[replies.StreamColumns]:
-        """Returns all streams: columns, who declared them, and edges with other columns."""
-        return self._run(flows.reply("/v1/streams", replies.StreamList))["streams"]
-
-    def get(self, path: str, **params: str) -> Any:
+    def get(self, path: str, /, **params: str) -> Any:
         """Returns another resource as JSON, such as ``/v1/alarms``."""
-        return self._run(flows.get(path, tuple(params.items())))
+        return json_of(self.ask("GET", path, tuple(params.items())))
 
     def send(self, method: str, path: str, body: bytes | None = None, media: str = "application/json") -> Any:
         """Sends a request for which the client has no method. Returns the reply as JSON; None if the reply is empty."""
-        return self._run(flows.send(method, path, body, media))
+        headers = {"Content-Type": media} if body is not None else {}
+        response = self.ask(method, path, content=body, headers=headers)
+        return json_of(response) if response.content else None
 
     def sql(self, statement: str) -> Any:
         """Runs a statement in SQL. Returns the reply of ``POST /v1/sql``, with `columns` and `rows` for SELECT and
         SHOW.
         """
-        return self._run(flows.sql(statement))
+        return self.send("POST", "/v1/sql", statement.encode(), "application/sql")
+
+    def live(self, *names: str, after: int | None = None, summary: bool = False) -> Iterator[Answer | Progress | Gap]:
+        """Yields answers of several queries over one connection, as `Query.live` does for one query.
+
+        Args:
+            names: the queries. Default: the queries that are registered now and that the token may read.
+            after: id of an answer of any query. The stream begins after it.
+            summary: see `Query.live`.
+
+        Raises NotFound when one of the queries is deleted.
+        """
+        queries = [self.query(name) for name in names] if names else self.queries()
+        return self._live(LiveState.of_several(queries, after, summary))
 
     def close(self) -> None:
         self._http.close()
@@ -147,28 +238,26 @@ class Center:
     def __repr__(self) -> str:
         return f"Center({self.url!r})"
 
-    def _run(self, flow: flows.Flow[T]) -> T:
-        with closing(flow):
-            try:
-                request = next(flow)
-                while True:
-                    try:
-                        reply = self._perform(request)
-                    except Exception as exc:
-                        request = flow.throw(exc)
-                    else:
-                        request = flow.send(reply)
-            except StopIteration as done:
-                value: T = done.value
-                return value
+    def ask(
+        self,
+        method: str,
+        path: str,
+        params: Params = (),
+        *,
+        content: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        missing: bool = False,
+    ) -> httpx.Response:
+        """Returns the successful reply to a request. Raises the error that the reply states.
 
-    def _perform(self, request: flows.Request | flows.Pause) -> Any:
-        if isinstance(request, flows.Pause):
-            return time.sleep(request.seconds)
+        Args:
+            missing: see `checked`.
+        """
         try:
-            return flows.checked(self._http.send(built(self._http, request)), request.missing)
+            response = self._http.request(method, path, params=params or None, content=content, headers=headers)
         except httpx.TransportError as exc:
             raise unreachable(self._http, exc) from exc
+        return checked(response, missing)
 
     def _live(self, state: LiveState) -> Iterator[Answer | Progress | Gap]:
         while True:
@@ -180,24 +269,30 @@ class Center:
                     for sse in event_source(response).iter_sse():
                         if (event := state.event(sse)) is not None:
                             yield event
-            except (httpx.TransportError, flows.RequestRefused, flows.Unreachable) as exc:
+            except (httpx.TransportError, RequestRefused, Unreachable) as exc:
                 failure = exc
-            time.sleep(state.pause(failure).seconds)
+            time.sleep(state.pause_s(failure))
 
 
-@dataclass(frozen=True, slots=True)
-class QueryData:
+@dataclass(frozen=True, slots=True, repr=False)
+class Query:
     """A query as the center returned it when it was registered or read.
 
     Attributes:
         registered: name, version, spec and registered_at; also notes if the query has just been registered.
     """
 
-    registered: replies.Registered
+    registered: Registered
+    center: Center
 
     @property
     def name(self) -> str:
         return str(self.registered["name"])
+
+    @property
+    def path(self) -> str:
+        """The path of its resource."""
+        return f"/v1/queries/{segment(self.name)}"
 
     @property
     def version(self) -> int:
@@ -205,7 +300,7 @@ class QueryData:
         return int(self.registered["version"])
 
     @property
-    def spec(self) -> replies.Spec:
+    def spec(self) -> Spec:
         return self.registered["spec"]
 
     @property
@@ -216,13 +311,6 @@ class QueryData:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, version {self.version})"
 
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Query(QueryData):
-    """A registered query at a center."""
-
-    center: Center
-
     def latest(self, group: Groups | None = None, **questions: Unpack[Questions]) -> Answer:
         """Returns the newest answer to the last window. Raises NotFound if there is none; the message states the
         reason.
@@ -232,25 +320,7 @@ class Query(QueryData):
             questions: the API's question parameters: measure, quantile, item, contains, rank, range, top, values,
                 confidence, compute, having, order, limit_groups. Each may be a list.
         """
-        return self._run(flows.latest(self.name, question_params(group, questions), self._build))
-
-    def windows(
-        self, start: Moment | None = None, end: Moment | None = None, group: Groups | None = None, *,
-        every: str | None = None, zone: str | None = None, **questions: Unpack[Questions],
-    ) -> Answers:  # fmt: skip
-        """Returns the newest answers to the windows that start in [start, end).
-
-        Args:
-            every: merges the windows of each interval. It is a duration such as ``1h``, or ``day``, ``week``,
-                ``month``, ``quarter`` or ``year``.
-            zone: the time zone of days and longer units, such as ``Europe/Berlin``. Default: UTC.
-            group, questions: see `latest`.
-        """
-        bounds, params = (
-            (moment(start, "start"), moment(end, "end")),
-            question_params(group, questions),
-        )
-        return self._run(flows.windows(self.name, *bounds, time.monotonic, params, self._build, every=every, zone=zone))
+        return self._answer(self._arrow("latest", question_params(group, questions)))
 
     def window(
         self,
@@ -264,45 +334,78 @@ class Query(QueryData):
         Args:
             revision: the revision; None for the newest revision.
         """
-        at = moment(start, "start") or ""
-        return self._run(flows.window(self.name, at, revision, question_params(group, questions), self._build))
+        params = (*question_params(group, questions), *revision_of(revision))
+        return self._answer(self._arrow(_window_path(start, "start"), params))
+
+    def windows(
+        self,
+        start: Moment | None = None,
+        end: Moment | None = None,
+        group: Groups | None = None,
+        *,
+        every: str | None = None,
+        zone: str | None = None,
+        **questions: Unpack[Questions],
+    ) -> Answers:
+        """Returns the newest answers to the windows that start in [start, end).
+
+        Args:
+            every: merges the windows of each interval. It is a duration such as ``1h``, or ``day``, ``week``,
+                ``month``, ``quarter`` or ``year``.
+            zone: the time zone of days and longer units, such as ``Europe/Berlin``. Default: UTC.
+            group, questions: see `latest`.
+        """
+        span = {"start": moment(start, "start"), "end": moment(end, "end"), "every": every, "zone": zone}
+        params = (*question_params(group, questions), *given(span))
+        resource = "windows" if every is None else "rollup"
+        read = pages(lambda page: self._arrow(resource, (*params, *page)), time.monotonic)
+        return answers_of(read, self.spec, self.explain)
 
     def wait(
-        self, window: Moment, phase: flows.Phase = "final", timeout: float = 60.0, group: Groups | None = None,
+        self,
+        window: Moment,
+        phase: Phase = "final",
+        timeout: float = 60.0,
+        group: Groups | None = None,
         **questions: Unpack[Questions],
-    ) -> Answer:  # fmt: skip
+    ) -> Answer:
         """Waits until a window has reached a phase, and returns its answer.
 
         Raises WaitTimeout, whose message says what the query waits for.
         """
-        at, params = moment(window, "window") or "", question_params(group, questions)
-        return self._run(flows.wait(self.name, at, phase, timeout, time.monotonic, params, self._build))
+        resource, params = _window_path(window, "window"), question_params(group, questions)
+        if phase not in PHASES:
+            raise InvalidRequest("phase", phase, "early, complete or final")
+        deadline = time.monotonic() + timeout
+        known, reached = dict[str, str](), "no answer"
+        while True:
+            try:
+                response = self._arrow(resource, params, known, missing=True)
+                if response.status_code == 200:
+                    answer = self._answer(response)
+                    if PHASES.index(answer.phase) >= PHASES.index(phase):
+                        return answer
+                    known, reached = {"If-None-Match": response.headers["etag"]}, answer.phase
+                elif response.status_code == 404:
+                    self.status()  # raises NotFound if the query was deleted
+            except Unreachable:  # for example while the center restarts
+                if time.monotonic() >= deadline:
+                    raise
+            if time.monotonic() >= deadline:
+                why = self.status()["reason"]
+                text = f"{reached} after {timeout:g} s, not {phase}" + (f": {why}" if why else "")
+                raise WaitTimeout(f"query {self.name}, window {moment(window, 'window')}: {text}")
+            time.sleep(min(POLL_S, max(0.0, deadline - time.monotonic())))
 
-    def live(
-        self, group: Groups | None = None, after: int | None = None, *, changes: bool = False,
-        summary: bool = False, **questions: Unpack[Questions],
-    ) -> Iterator[Answer | Progress | Gap]:  # fmt: skip
-        """Yields answers when the center publishes them, without an end. It begins with the latest answer, or after an
-        id.
-
-        Args:
-            after: id of the answer after which the stream begins; None to begin with the latest answer.
-            changes: the center sends only the groups of a window that have changed. The yielded answers are still
-                complete, with new groups at the end.
-            summary: answers have only the 5 groups with the widest intervals.
-
-        After a lost connection, such as a restart of the center, the stream continues after the last answer. Raises
-        NotFound when the query is deleted.
-        """
-        return self.center._live(LiveState.of(self, question_params(group, questions), after, changes, summary))
-
-    def status(self) -> replies.QueryStatus:
+    def status(self) -> QueryStatus:
         """Returns whether the query has answers. If not, returns what it waits for, since when, and what to do."""
-        return self._run(flows.reply(f"/v1/queries/{segment(self.name)}/status", replies.QueryStatus))
+        found: QueryStatus = self.center.get(f"{self.path}/status")
+        return found
 
-    def detail(self) -> replies.QueryDetail:
+    def detail(self) -> QueryDetail:
         """Returns, for each edge, its state, whether it accepts the query, and how much it has shipped."""
-        return self._run(flows.reply(f"/v1/queries/{segment(self.name)}", replies.QueryDetail))
+        found: QueryDetail = self.center.get(self.path)
+        return found
 
     def explain(
         self,
@@ -310,21 +413,50 @@ class Query(QueryData):
         group: Groups | None = None,
         revision: int | None = None,
         **questions: Unpack[Questions],
-    ) -> replies.Explanation:
+    ) -> Explanation:
         """Returns what the error of a value in a window consists of: by cause, by edge, by revision.
 
         Default: the first measure, and the group with the widest interval.
         """
-        at = moment(window, "window") or ""
-        return self._run(flows.explain(self.name, at, revision, question_params(group, questions)))
+        params = (*question_params(group, questions), *revision_of(revision))
+        path = f"{self.path}/{_window_path(window, 'window')}/explain"
+        found: Explanation = json_of(self.center.ask("GET", path, params))
+        return found
 
     def delete(self) -> None:
         """Deletes the query and its answers."""
-        self.center.send("DELETE", f"/v1/queries/{segment(self.name)}")
+        self.center.ask("DELETE", self.path)
 
-    def _run(self, flow: flows.Flow[T]) -> T:
-        return self.center._run(flow)
+    def live(
+        self,
+        group: Groups | None = None,
+        after: int | None = None,
+        *,
+        summary: bool = False,
+        **questions: Unpack[Questions],
+    ) -> Iterator[Answer | Progress | Gap]:
+        """Yields answers when the center publishes them, without an end. It begins with the latest answer, or after an
+        id.
 
-    @property
-    def _build(self) -> flows.Build:
-        return partial(from_table, spec=self.spec, explain_with=self.explain)
+        Args:
+            after: id of the answer after which the stream begins; None to begin with the latest answer.
+            summary: answers have only the 5 groups with the widest intervals.
+
+        After a lost connection, such as a restart of the center, the stream continues after the last answer. Raises
+        NotFound when the query is deleted.
+        """
+        return self.center._live(LiveState.of(self, question_params(group, questions), after, summary))
+
+    def _arrow(
+        self, resource: str, params: Params, headers: Mapping[str, str] | None = None, *, missing: bool = False
+    ) -> httpx.Response:
+        """Requests answers as Arrow."""
+        accepting = {"Accept": ARROW, **(headers or {})}
+        return self.center.ask("GET", f"{self.path}/{resource}", params, headers=accepting, missing=missing)
+
+    def _answer(self, response: httpx.Response) -> Answer:
+        return answers_of([page_of(response)], self.spec, self.explain)[0]
+
+
+def _window_path(start: Moment, name: str) -> str:
+    return f"windows/{segment(moment(start, name) or '')}"

@@ -8,7 +8,7 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,25 @@ import click
 import yaml
 from click.core import ParameterSource
 
+from edgewater.base.errors import EdgewaterError, InvalidRequest, plain
 from edgewater.client.answers import Answer, Gap, Progress
 from edgewater.client.center import Center, Query
 from edgewater.client.interval import Interval, shown
-from edgewater.client.requests import Asked, segment
-from edgewater.model.errors import EdgewaterError, InvalidRequest, plain
+from edgewater.client.requests import PHASES, Asked, segment
 from edgewater.model.json_types import IntervalCell
 from edgewater.model.key_texts import NULL, key_text, text_of_key
-from edgewater.model.replies import Borders, DryRun, Edge, Sides, Spec, StreamColumns
+from edgewater.model.replies import (
+    Borders,
+    DryRun,
+    DryRunEdge,
+    Edge,
+    LinkForecast,
+    QueryEdge,
+    Registered,
+    Sides,
+    Spec,
+    StreamColumns,
+)
 from edgewater.runtime.terminal import print_table
 
 Command = Callable[..., Any]
@@ -93,6 +104,23 @@ def print_json(value: object) -> None:
     click.echo(json.dumps(value, ensure_ascii=False))
 
 
+def print_list(
+    as_json: bool, name: str, found: Sequence[Any], head: Sequence[str], row: Callable[[Any], Sequence[Any]], empty: str
+) -> None:
+    """Prints resources as JSON, as the API lists them under `name`, or as a table with a row for each."""
+    if as_json:
+        print_json({name: found})
+    else:
+        print_table(head, [row(each) for each in found], empty=empty)
+
+
+def print_edges(found: Iterable[DryRunEdge]) -> None:
+    """Prints which edges would accept a query."""
+    accepted = {True: "accepts it", False: "refuses it", None: "has never connected"}
+    rows = [(e["edge"], accepted[e["accepted"]], e["message"] or "") for e in found]
+    print_table(("edge", "would", "reason"), rows, empty="no edge serves the stream")
+
+
 @click.group()
 def query() -> None:
     """Register, list, read and delete the queries of a center.
@@ -117,20 +145,19 @@ def _dry_run(command: Command) -> Command:
 
 @query.command("add")
 @click.argument("file", type=click.Path(allow_dash=True, exists=True, dir_okay=False, path_type=Path))
-@click.option("--replace", is_flag=True, help="Change another query of this name, as `put` does.")
 @click.option("--for", "lasts", metavar="DURATION", help="The query ends by itself after so much event time: 1h.")
 @_dry_run
 @asks_center
-def query_add(center: Center, file: Path, replace: bool, lasts: str | None, dry_run: bool, as_json: bool) -> None:
+def query_add(center: Center, file: Path, lasts: str | None, dry_run: bool, as_json: bool) -> None:
     """Register the query in FILE (YAML or JSON). If FILE is -, read standard input.
 
-    If the same query is registered already, nothing changes. Another query of this name is an error without --replace.
+    If the same query is registered already, nothing changes. Another query of this name is an error: see `put`.
     """
     spec = sys.stdin.read() if str(file) == "-" else file
     if dry_run:
-        _print_dry_run(center.dry_run(spec, change=replace, lasts=lasts), as_json)
+        _print_dry_run(center.dry_run(spec, lasts=lasts), as_json)
         return
-    _print_registered(center.register(spec, if_exists="replace" if replace else "same", lasts=lasts), as_json)
+    _print_registered(center.register(spec, lasts=lasts), as_json)
 
 
 def _print_registered(found: Query, as_json: bool) -> None:
@@ -139,6 +166,7 @@ def _print_registered(found: Query, as_json: bool) -> None:
         return
     click.echo(f"{plain(found.name)} is registered, version {found.version}")
     _print_borders(found.registered)
+    _print_forecast(found.registered.get("forecast"))
     for note in found.notes:
         click.echo(f"note: {plain(note)}")
 
@@ -150,14 +178,35 @@ def _print_borders(windows: Borders) -> None:
         click.echo(f"it ends by itself: it has the windows that start before {plain(until)}")
 
 
-def _border(command: Command) -> Command:
+def _print_forecast(found: LinkForecast | None) -> None:
+    """Prints what a query takes of links; nothing if no edge has stated anything, or for a center of 0.3.0."""
+    if found is None or (found["in_time"] == "unknown" and not any(e["stated_at"] for e in found["edges"])):
+        return
+    since = f" since {found['since']}" if found["since"] is not None else ""
+    click.echo(f"all values in time: {found['in_time']}{plain(since)}")
+    rows = [
+        (
+            e["edge"],
+            e["in_time"],
+            "unknown" if e["bytes_per_window"] is None else size(e["bytes_per_window"]),
+            "unknown" if e["omitted_bytes"] is None else size(e["omitted_bytes"]),
+            "unknown" if e["link_share"] is None else f"at most {e['link_share']:.0%}",
+            "unknown" if e["least_bytes_s"] is None else f"at least {size(e['least_bytes_s'])}/s",
+            "never" if e["age_ms"] is None else f"{e['age_ms'] / 1000:.0f} s ago",
+        )
+        for e in found["edges"]
+    ]
+    print_table(("edge", "in time", "a window", "omitted", "of the link", "link", "stated"), rows, empty="")
+
+
+def border_option(command: Command) -> Command:
     text = "The border. Windows that start at or after it get the new version. Default: soon, in time for all edges."
     return click.option("--at", metavar="TIME", help=text)(command)
 
 
 @query.command("put")
 @click.argument("file", type=click.Path(allow_dash=True, exists=True, dir_okay=False, path_type=Path))
-@_border
+@border_option
 @click.option("--for", "lasts", metavar="DURATION", help="The query ends by itself after so much event time: 1h.")
 @click.option("--if-version", type=click.IntRange(0), help="Only if this is the newest version; 0: if there is none.")
 @_dry_run
@@ -179,7 +228,7 @@ def query_put(
 
 @query.command("edit")
 @click.argument("name")
-@_border
+@border_option
 @asks_center
 def query_edit(center: Center, name: str, at: str | None, as_json: bool) -> None:
     """Change the query NAME in the editor that EDITOR names.
@@ -203,7 +252,6 @@ def query_edit(center: Center, name: str, at: str | None, as_json: bool) -> None
 
 
 def _print_dry_run(found: DryRun, as_json: bool) -> None:
-    accepted = {True: "accepts it", False: "refuses it", None: "has never connected"}
     if as_json:
         print_json(found)
     else:
@@ -215,8 +263,8 @@ def _print_dry_run(found: DryRun, as_json: bool) -> None:
                 click.echo(f"note: {plain(text)}")
         size_of = ", ".join(f"{m} {n}" for m, n in found["entry_bytes"].items())
         click.echo(f"bytes of a group in a frame, at most: {plain(size_of)}")
-        rows = [(e["edge"], accepted[e["accepted"]], e["message"] or "") for e in found["edges"]]
-        print_table(("edge", "would", "reason"), rows, empty="no edge serves the stream")
+        _print_forecast(found.get("forecast"))
+        print_edges(found["edges"])
     ok = found["refused"] is None and all(e["accepted"] for e in found["edges"]) and found["edges"]
     sys.exit(0 if ok else 1)
 
@@ -225,12 +273,13 @@ def _print_dry_run(found: DryRun, as_json: bool) -> None:
 @asks_center
 def query_ls(center: Center, as_json: bool) -> None:
     """List the queries that the token may read."""
-    found = center.queries()
-    if as_json:
-        print_json({"queries": [dict(q.registered) for q in found]})
-        return
-    rows = [(q.name, str(q.version), q.spec["from"], _window(q.spec), ", ".join(q.spec["measures"])) for q in found]
-    print_table(("query", "version", "stream", "window", "measures"), rows, empty="no query is registered")
+
+    def row(found: Registered) -> tuple[str, ...]:
+        spec = found["spec"]
+        return found["name"], str(found["version"]), spec["from"], _window(spec), ", ".join(spec["measures"])
+
+    head = ("query", "version", "stream", "window", "measures")
+    print_list(as_json, "queries", [q.registered for q in center.queries()], head, row, empty="no query is registered")
 
 
 @query.command("show")
@@ -249,13 +298,15 @@ def query_show(center: Center, name: str, questions: Asked, as_json: bool) -> No
     for label in ("reason", "remedy", "budget"):
         if status[label]:
             click.echo(f"  {label}: {plain(status[label])}")
-    rows = [
-        (e["edge"], e["state"], e["watermark"] or ("ended" if e["ended"] else "none yet"),
-         {True: "accepted", False: f"refused: {e['message']}", None: "not confirmed"}[e["accepted"]],
-         f"{e['shipped']['frames']} frames, {e['shipped']['wire_bytes']} bytes")
-        for e in detail["edges"]
-    ]  # fmt: skip
-    print_table(("edge", "state", "watermark", "query", "shipped"), rows, empty="no edge is expected")
+
+    def row(e: QueryEdge) -> tuple[str, ...]:
+        accepted = {True: "accepted", False: f"refused: {e['message']}", None: "not confirmed"}[e["accepted"]]
+        shipped = f"{e['shipped']['frames']} frames, {e['shipped']['wire_bytes']} bytes"
+        return e["edge"], e["state"], e["watermark"] or ("ended" if e["ended"] else "none yet"), accepted, shipped
+
+    heads = ("edge", "state", "watermark", "query", "shipped")
+    print_table(heads, [row(e) for e in detail["edges"]], empty="no edge is expected")
+    _print_forecast(detail.get("forecast"))
     if latest is not None:
         click.echo()
         print_answer(latest)
@@ -270,9 +321,15 @@ def query_show(center: Center, name: str, questions: Asked, as_json: bool) -> No
 @asks_center
 @selects
 def query_windows(
-    center: Center, name: str, start: str | None, end: str | None, every: str | None, zone: str | None,
-    questions: Asked, as_json: bool,
-) -> None:  # fmt: skip
+    center: Center,
+    name: str,
+    start: str | None,
+    end: str | None,
+    every: str | None,
+    zone: str | None,
+    questions: Asked,
+    as_json: bool,
+) -> None:
     """Print the answers of the query NAME to a range of windows. With --every, the windows of each interval are merged.
 
     With --json, each line is an answer as the API returns it.
@@ -350,8 +407,13 @@ def _sides(value: Sides | None) -> str:
 @query.command("tail")
 @click.argument("name")
 @click.option("--count", "-n", type=click.IntRange(1), help="End after this number of answers.")
-@click.option("--phase", type=click.Choice(["early", "complete", "final"]), default="early", show_default=True,
-              help="Only answers in this phase or a later one.")  # fmt: skip
+@click.option(
+    "--phase",
+    type=click.Choice(PHASES),
+    default="early",
+    show_default=True,
+    help="Only answers in this phase or a later one.",
+)
 @asks_center
 @selects
 def query_tail(center: Center, name: str, count: int | None, phase: str, questions: Asked, as_json: bool) -> None:
@@ -366,7 +428,6 @@ def query_tail(center: Center, name: str, count: int | None, phase: str, questio
 
 def _tail(found: Query, count: int | None, phase: str, questions: Asked, as_json: bool) -> None:
     """Prints the answers, until `count` of them are printed."""
-    phases = ("early", "complete", "final")
     left = count
     for event in found.live(**questions):
         match event:
@@ -379,7 +440,7 @@ def _tail(found: Query, count: int | None, phase: str, questions: Asked, as_json
                 else:
                     click.echo(plain(text), err=True)
                 continue
-            case Answer() if phases.index(event.phase) >= phases.index(phase):
+            case Answer() if PHASES.index(event.phase) >= PHASES.index(phase):
                 if as_json:
                     print_json(_as_json(event))
                 else:
@@ -457,10 +518,9 @@ def edges_reinstate(center: Center, name: str, as_json: bool) -> None:
     print_json({"reinstated": name}) if as_json else click.echo(f"{plain(name)} is reinstated")
 
 
-EDGE_COLUMNS = (
-    "edge", "state", "release", "heard", "stream", "watermark", "records", "delivery", "backlog", "bandwidth", "rtt",
-    "clock", "dropped",
-)  # fmt: skip
+EDGE_COLUMNS = tuple(
+    "edge state release heard stream watermark records delivery backlog bandwidth rtt clock dropped".split()
+)
 """The columns of the table of edges. All columns but the state are from the last heartbeat, which arrived at `heard`.
 Answers may be newer.
 """
@@ -476,8 +536,8 @@ def edge_rows(found: Iterable[Edge]) -> list[tuple[str, ...]]:
             drops[name] = drops.get(name, 0) + rejected["records"]
         dropped = ", ".join(f"{reason} {n}" for reason, n in sorted(drops.items()) if n) or "0"
         bandwidth = "unknown" if e["bandwidth_bytes_s"] is None else f"{size(e['bandwidth_bytes_s'])}/s"
-        link = (size(e["backlog_bytes"]), bandwidth, f"{e['rtt_ms']:.0f} ms",
-                f"{e['clock_offset_ms']:+.0f} ms", dropped)  # fmt: skip
+        times = f"{e['rtt_ms']:.0f} ms", f"{e['clock_offset_ms']:+.0f} ms"
+        link = (size(e["backlog_bytes"]), bandwidth, *times, dropped)
         streams = [
             (s["name"], "ended" if s["ended"] else s["watermark"] or "none yet", s["records"], ", ".join(s["delivery"]))
             for s in e["streams"]
@@ -499,99 +559,20 @@ def size(count: float) -> str:
 
 @click.group()
 def streams() -> None:
-    """List the streams of a center, and declare the columns that their edges may have.
-
-    \b
-      edgewater streams ls
-      edgewater streams columns flights
-      edgewater streams columns flights --set carrier=string --set distance=int64
-    """
+    """List the streams of a center. The configuration, or `PUT /v1/streams/NAME/columns`, declares their columns."""
 
 
 @streams.command("ls")
 @asks_center
 def streams_ls(center: Center, as_json: bool) -> None:
     """List the streams, their columns, who declared the columns, and the edges with other columns."""
-    found = center.streams()
-    if as_json:
-        print_json({"streams": found})
-        return
-    rows = [(s["stream"], s["source"], _columns(s), "; ".join(s["differing"])) for s in found]
-    print_table(("stream", "declared by", "columns", "refused edges"), rows, empty="no edge serves a stream")
 
+    def row(stream: StreamColumns) -> tuple[str, ...]:
+        columns = ", ".join(f"{c['name']} {c['type']}" for c in stream["columns"])
+        return stream["stream"], stream["source"], columns, "; ".join(stream["differing"])
 
-@streams.command("columns")
-@click.argument("name")
-@click.option(
-    "--set",
-    "declared",
-    multiple=True,
-    metavar="COLUMN=TYPE",
-    help="A column of type string, int64, float64 or bool. Repeat it for each column; other columns are removed.",
-)
-@click.option(
-    "--file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A YAML mapping of columns: carrier: string, or carrier: {type: string, description: …}.",
-)
-@click.option(
-    "--reset",
-    is_flag=True,
-    help="Remove the declaration. The first edge with a column then determines the column's type again.",
-)
-@asks_center
-def streams_columns(
-    center: Center, name: str, declared: tuple[str, ...], file: Path | None, reset: bool, as_json: bool
-) -> None:
-    """Show the columns of the stream NAME, declare all of them with --set or --file, or --reset them.
-
-    An edge with another column or another type is refused until its configuration is corrected. Declaring and resetting
-    need the role admin.
-    """
-    if (bool(declared) + bool(file) + reset) > 1:
-        raise click.UsageError("--set, --file and --reset exclude each other")
-    path = f"/v1/streams/{segment(name)}/columns"
-    if reset:
-        center.send("DELETE", path)
-    elif declared or file:
-        center.send("PUT", path, json.dumps({"columns": _declared(declared, file)}).encode())
-    found = next((s for s in center.streams() if s["stream"] == name), None)
-    if found is None and not reset:
-        known = ", ".join(s["stream"] for s in center.streams()) or "(none)"
-        raise InvalidRequest("name", name, f"one of the streams {known}")
-    if as_json:
-        print_json(found)
-    elif found is None:
-        click.echo(f"{plain(name)} has no columns: no edge serves it")
-    else:
-        rows = [(c["name"], c["type"], c["description"]) for c in found["columns"]]
-        click.echo(f"{plain(name)}: columns declared by {found['source']}")
-        print_table(("column", "type", "description"), rows, empty="no columns")
-        for text in found["differing"]:
-            click.echo(f"refused: {plain(text)}")
-
-
-def _declared(declared: tuple[str, ...], file: Path | None) -> Any:
-    if file is not None:
-        import yaml
-
-        from edgewater.runtime.plain_yaml import load_yaml
-
-        try:
-            return load_yaml(file.read_text())
-        except yaml.YAMLError as exc:
-            raise InvalidRequest("--file", str(file), "YAML", str(exc)) from None
-    columns: dict[str, str] = {}
-    for text in declared:
-        column, equals, kind = text.partition("=")
-        if not equals or not column or column in columns:
-            raise InvalidRequest("--set", text, "column=type, each column once, such as carrier=string")
-        columns[column] = kind
-    return columns
-
-
-def _columns(stream: StreamColumns) -> str:
-    return ", ".join(f"{c['name']} {c['type']}" for c in stream["columns"])
+    head = ("stream", "declared by", "columns", "refused edges")
+    print_list(as_json, "streams", center.streams(), head, row, empty="no edge serves a stream")
 
 
 def _window(spec: Spec) -> str:
@@ -654,7 +635,7 @@ def _cells(answer: Answer, name: str) -> list[str]:
 
 
 def latest_or_none(found: Query) -> Answer | None:
-    from edgewater.model.errors import NotFound
+    from edgewater.base.errors import NotFound
 
     try:
         return found.latest()

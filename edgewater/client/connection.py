@@ -5,42 +5,34 @@ from __future__ import annotations
 import json
 import os
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 import httpx
 from httpx_sse import EventSource, ServerSentEvent
 from tenacity import wait_random_exponential
 
+from edgewater.base.errors import EdgewaterError, InvalidConfig, NotFound, ProtocolError
 from edgewater.client.answers import Answer, Gap, Progress, from_json
-from edgewater.client.requests import Pause, Request, RequestRefused, Unreachable, checked, segment
-from edgewater.model.errors import EdgewaterError, InvalidConfig, NotFound, ProtocolError
-from edgewater.model.json_types import Document
-from edgewater.model.replies import Row, WholeAnswer
+from edgewater.client.requests import RequestRefused, Unreachable, checked, segment
 from edgewater.runtime.http_exchange import failure
 from edgewater.runtime.secret_files import read_secret_file
 
 if TYPE_CHECKING:
-    from edgewater.client.asynchronous import AsyncQuery
     from edgewater.client.center import Query
 
-Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
 DEFAULT_URL = "http://127.0.0.1:7480"
 MAX_REPLY_BYTES = 1 << 30
 """A larger reply is an error. A server that is no center may send bytes without an end."""
-SILENCE_S = 30.0
+SILENCE_S = 30.0  # limit: how late a dead stream is noticed
 """A live stream without any event for this time, in seconds, is broken, because `progress` arrives every few
 seconds.
 """
 RECONNECT = wait_random_exponential(multiplier=1, max=30)
 """The pauses between attempts to connect a live stream again (tenacity)."""
-WHOLE_WINDOWS = 64
-"""The number of windows whose rows a stream with `changes` stores. It is larger than the number whose changes the
-center sends.
-"""
 AGAIN = frozenset({429, 503})
 """Statuses after which a live stream tries again."""
 
@@ -84,12 +76,8 @@ class Connection:
     ca: str | Path | None = None
     timeout: float = 30.0
 
-    def open(self, kind: type[Http], on_response: Callable[[httpx.Response], object]) -> Http:
-        """Returns a client of httpx. Raises InvalidConfig.
-
-        Args:
-            on_response: is called with each response.
-        """
+    def open(self) -> httpx.Client:
+        """Returns a client of httpx. Raises InvalidConfig."""
         address = self.url or os.environ.get("EDGEWATER_URL") or DEFAULT_URL
         where = "url" if self.url else "EDGEWATER_URL"
         token = self._token()
@@ -102,7 +90,7 @@ class Connection:
         headers = {"User-Agent": f"edgewater/{version('edgewater')}", "Accept-Encoding": "identity"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
-        return kind(
+        return httpx.Client(
             base_url=url.copy_with(userinfo=b""),  # messages quote the URL
             auth=(url.username, url.password) if url.userinfo else None,
             headers=headers,
@@ -110,7 +98,7 @@ class Connection:
             verify=self._verify(),
             trust_env=False,  # variables such as http_proxy do not decide where the token goes
             proxy=_proxy(),
-            event_hooks={"response": [on_response]},
+            event_hooks={"response": [_bounded]},
         )
 
     def _token(self) -> str | None:
@@ -157,7 +145,7 @@ def _plain(where: str, token: str) -> str:
     return token
 
 
-class _Bounded(httpx.SyncByteStream, httpx.AsyncByteStream):
+class _Bounded(httpx.SyncByteStream):
     """The body of a reply, of at most `MAX_REPLY_BYTES`."""
 
     def __init__(self, inner: Any) -> None:
@@ -173,50 +161,30 @@ class _Bounded(httpx.SyncByteStream, httpx.AsyncByteStream):
     def __iter__(self) -> Iterator[bytes]:
         return map(self._counted, self._inner)
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for part in self._inner:
-            yield self._counted(part)
-
     def close(self) -> None:
         self._inner.close()
 
-    async def aclose(self) -> None:
-        await self._inner.aclose()
 
-
-def bounded(response: httpx.Response) -> None:
+def _bounded(response: httpx.Response) -> None:
     """Limits the size of a reply. A stream of events has no end. A hook of `httpx.Client`."""
     if not response.headers.get("content-type", "").startswith("text/event-stream"):
         response.stream = _Bounded(response.stream)
 
 
-async def bounded_async(response: httpx.Response) -> None:
-    """The same as `bounded`, for `httpx.AsyncClient`."""
-    bounded(response)
-
-
-def unreachable(http: httpx.Client | httpx.AsyncClient, exc: httpx.TransportError) -> EdgewaterError:
+def unreachable(http: httpx.Client, exc: httpx.TransportError) -> EdgewaterError:
     """Returns the error for a request without a reply."""
     base = http.base_url
     if isinstance(exc, httpx.TimeoutException):
         seconds = http.timeout.read
         return Unreachable(
             f"the center at {base} did not answer within {seconds:g} s; if it is only slow, set a longer time-out:"
-            " the argument timeout= of Center and AsyncCenter, or the option --timeout, in seconds",
+            " the argument timeout= of Center, or the option --timeout, in seconds",
             timeout_s=seconds,
         )
     what, proxy = failure(exc), _proxy()
     if proxy is not None:
         what = f"{what}, through EDGEWATER_PROXY {proxy.url}"
     return Unreachable(f"cannot reach the center at {base}: {what}; is it running? EDGEWATER_URL is its address")
-
-
-def built(http: httpx.Client | httpx.AsyncClient, request: Request) -> httpx.Request:
-    """Returns a request as httpx sends it."""
-    content, headers = request.content, request.headers
-    return http.build_request(
-        request.method, request.path, params=request.params or None, content=content, headers=headers
-    )
 
 
 def event_source(response: httpx.Response) -> EventSource:
@@ -233,12 +201,8 @@ def event_source(response: httpx.Response) -> EventSource:
     return EventSource(response)
 
 
-def _selection(changes: bool, summary: bool) -> list[tuple[str, str]]:
-    return [(name, "true") for name, is_asked in (("changes", changes), ("summary", summary)) if is_asked]
-
-
-def _group_key(group: Document) -> str:
-    return json.dumps(list(group.values()))
+def _summary(is_asked: bool) -> tuple[tuple[str, str], ...]:
+    return (("summary", "true"),) if is_asked else ()
 
 
 @dataclass(slots=True)
@@ -246,45 +210,32 @@ class LiveState:
     """The state of a live stream between two connections.
 
     Attributes:
-        queries: the `Query` or `AsyncQuery` of each name in the stream.
+        queries: the `Query` of each name in the stream.
         last_id: id of the last answer.
         failures: number of attempts to connect since the last event.
-        whole: with `changes`, the revision and the rows of the last answer, by query and window. Rows are by their
-            group as JSON.
     """
 
     path: str
     params: tuple[tuple[str, str], ...]
-    queries: Mapping[str, Query | AsyncQuery]
+    queries: Mapping[str, Query]
     last_id: str | None = None
     failures: int = 0
-    whole: dict[tuple[str, str], tuple[int, dict[str, Row]]] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls,
-        query: Query | AsyncQuery,
-        params: tuple[tuple[str, str], ...],
-        after: int | None,
-        changes: bool,
-        summary: bool,
-    ) -> LiveState:
+    def of(cls, query: Query, params: tuple[tuple[str, str], ...], after: int | None, summary: bool) -> LiveState:
         """Returns the state of a stream of one query, which begins after the answer `after`."""
-        params = (*params, *_selection(changes, summary))
-        path, last = f"/v1/queries/{segment(query.name)}/live", None if after is None else str(after)
-        return cls(path, params, {query.name: query}, last)
+        params, last = (*params, *_summary(summary)), None if after is None else str(after)
+        return cls(f"/v1/queries/{segment(query.name)}/live", params, {query.name: query}, last)
 
     @classmethod
-    def of_several(
-        cls, queries: Sequence[Query | AsyncQuery], after: int | None, changes: bool, summary: bool
-    ) -> LiveState:
+    def of_several(cls, queries: Sequence[Query], after: int | None, summary: bool) -> LiveState:
         """Returns the state of a stream of several queries over one connection."""
         if not queries:
             raise NotFound("no query is registered that the token may read")
-        named = (*(("query", query.name) for query in queries), *_selection(changes, summary))
+        named = (*(("query", query.name) for query in queries), *_summary(summary))
         return cls("/v1/live", named, {query.name: query for query in queries}, None if after is None else str(after))
 
-    def request(self, http: httpx.Client | httpx.AsyncClient) -> httpx.Request:
+    def request(self, http: httpx.Client) -> httpx.Request:
         headers = {"Last-Event-ID": self.last_id} if self.last_id is not None else {}
         limits = httpx.Timeout(SILENCE_S, connect=10.0)
         return http.build_request("GET", self.path, params=self.params, headers=headers, timeout=limits)
@@ -302,7 +253,7 @@ class LiveState:
             match sse.event:
                 case "answer":
                     query = self.queries[data["query"]]
-                    event = from_json(self._whole(data), query.spec, query.explain)
+                    event = from_json(data, query.spec, query.explain)
                     self.last_id = sse.id
                     return event
                 case "progress":
@@ -318,36 +269,14 @@ class LiveState:
             raise ProtocolError(f"{self.path}: an event {sse.event[:50]!r} that cannot be read: {exc!r}") from None
         return None
 
-    def _whole(self, answer: WholeAnswer) -> WholeAnswer:
-        """Returns the answer with all its groups, also if it has only the groups that have changed since an earlier
-        revision.
-        """
-        if ("changes", "true") not in self.params:
-            return answer
-        window = answer["query"], answer["window"]["start"]
-        revision, rows = self.whole.pop(window, (None, {}))
-        if "base" not in answer:
-            rows = {}
-        elif answer["base"] != revision:
-            raise ValueError(f"changes of revision {answer['base']} after revision {revision}")
-        for group in answer.get("removed", ()):
-            del rows[_group_key(group)]
-        rows |= {_group_key(row["group"]): row for row in answer["data"]}
-        if answer["phase"] != "final":
-            self.whole[window] = answer["revision"], rows
-            if len(self.whole) > WHOLE_WINDOWS:
-                del self.whole[next(iter(self.whole))]
-        members = {name: value for name, value in answer.items() if name not in ("base", "removed", "groups")}
-        return cast(WholeAnswer, members | {"data": list(rows.values())})
-
-    def pause(self, failure: Exception | None) -> Pause:
-        """Returns the pause before the next attempt. Raises `failure` if another attempt cannot help."""
+    def pause_s(self, failure: Exception | None) -> float:
+        """Returns the pause, in seconds, before the next attempt. Raises `failure` if another attempt cannot help."""
         if isinstance(failure, RequestRefused) and failure.status not in AGAIN:
             raise failure
         self.failures += 1
         seconds = RECONNECT(_Attempt(self.failures))  # type: ignore[arg-type]
         asked = failure.retry_after_s if isinstance(failure, RequestRefused) else None
-        return Pause(max(seconds, asked or 0.0))
+        return max(seconds, asked or 0.0)
 
 
 @dataclass(frozen=True, slots=True)

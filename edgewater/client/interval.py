@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from edgewater.model.errors import EdgewaterError
+from edgewater.base.errors import EdgewaterError
 
 Number = int | float
 

@@ -1,51 +1,63 @@
-"""Requests to a center and its replies, without I/O. `Center` and `AsyncCenter` run the same flows.
-
-A flow is a generator. It yields a `Request` and receives the reply, or yields a `Pause`. At its end it returns the
-result.
-"""
+"""The parameters of requests to a center, and its replies and errors, without I/O."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    ParamSpec,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+)
 from urllib.parse import quote
 
 import httpx
 import yaml
 
-from edgewater.client.answers import ARROW, Answer, Answers
-from edgewater.model import errors
-from edgewater.model.errors import Conflict, EdgewaterError, InvalidInput, InvalidQuery, InvalidRequest, ProtocolError
+from edgewater.base import errors
+from edgewater.base.errors import EdgewaterError, InvalidInput, InvalidQuery, InvalidRequest, ProtocolError
+from edgewater.base.plain_yaml import load_yaml
+from edgewater.base.timestamps import TIME_ACCEPTED, parse_time, rfc3339
+from edgewater.client.answers import Answers, from_table
 from edgewater.model.json_types import Document, Groups, Key
 from edgewater.model.key_texts import key_text
-from edgewater.model.replies import DryRun, Explanation, Members, Registered
-from edgewater.model.timestamps import TIME_ACCEPTED, parse_time, rfc3339
-from edgewater.runtime.plain_yaml import load_yaml
+from edgewater.model.replies import (
+    Members,
+    Spec,
+)
 
 if TYPE_CHECKING:  # importing Arrow takes long, see `answers`
     import pyarrow as pa
 
 T = TypeVar("T")
+S = TypeVar("S")
+P = ParamSpec("P")
+Q_co = TypeVar("Q_co", covariant=True)
+Params = tuple[tuple[str, str], ...]
 Phase = Literal["early", "complete", "final"]
-IfExists = Literal["same", "error", "replace"]
+
+Draft: TypeAlias = Document | str | Path
+"""A query as a mapping, as YAML text, or as a file of YAML."""
 Moment = datetime | str | int
 """A time as an aware datetime, as RFC 3339, or in unix ms."""
 
 PHASES: tuple[Phase, ...] = ("early", "complete", "final")
-PAGE, FIRST_PAGE = 1000, 50
+PAGE, FIRST_PAGE = 1000, 50  # limit: size of a reply
 """The largest number of windows of a page, and the number of windows of the first page of a range."""
-PAGE_S = 1.0
+PAGE_S = 1.0  # limit: time of a request
 """The time that a page should take, in seconds. The number of windows of the next page follows from the time of the
 last page.
 """
-POLL_S = 0.2
+POLL_S = 0.2  # limit: requests while waiting
 """The time between two requests while waiting for a window, in seconds. A request without news gets a 304."""
 PROBLEM = "application/problem+json"
-SHOWN = 200
+SHOWN = 200  # limit: length of a message
 """The number of characters of an unexpected reply that an error shows."""
 
 
@@ -70,7 +82,7 @@ class WaitTimeout(EdgewaterError):
 
 
 class RequestRefused(EdgewaterError):
-    """A refusal whose code is no code of `edgewater.model.errors`, such as `forbidden`.
+    """A refusal whose code is no code of `edgewater.base.errors`, such as `forbidden`.
 
     Attributes:
         status: the HTTP status.
@@ -88,30 +100,11 @@ class RequestRefused(EdgewaterError):
         self.retry_after_s = retry_after_s
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    method: str
-    path: str
-    params: tuple[tuple[str, str], ...] = ()
-    content: bytes | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-    missing: bool = False
-    """Whether statuses 404 and 304 are replies to the flow instead of errors."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    seconds: float
-
-
-Flow = Generator[Request | Pause, httpx.Response, T]
-
-
 def checked(response: httpx.Response, missing: bool = False) -> httpx.Response:
     """Returns a successful reply. Raises the error that a problem document states.
 
     Args:
-        missing: see `Request.missing`.
+        missing: whether statuses 404 and 304 are replies instead of errors.
     """
     if response.is_success or (missing and response.status_code in (304, 404)):
         return response
@@ -220,7 +213,7 @@ class Asked(Questions, total=False):
 QUESTIONS = tuple(Questions.__annotations__)
 
 
-def question_params(group: Groups | None, questions: Questions) -> tuple[tuple[str, str], ...]:
+def question_params(group: Groups | None, questions: Questions) -> Params:
     """Returns the parameters of a question. A value may be a list of values.
 
     Raises:
@@ -244,7 +237,7 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def read_spec(spec: Document | str | Path) -> tuple[bytes, str, str]:
+def read_spec(spec: Draft) -> tuple[bytes, str, str]:
     """Returns a query's body, its media type and its name, from a mapping, YAML text or a file of YAML.
 
     The center checks the rest, because only the center knows its functions. Raises InvalidQuery.
@@ -272,145 +265,32 @@ def _read(path: Path) -> str:
         raise InvalidQuery("", str(path), "a readable file of YAML", str(exc)) from None
 
 
-def get(path: str, params: tuple[tuple[str, str], ...] = ()) -> Flow[Any]:
-    response = yield Request("GET", path, params)
-    return json_of(response)
-
-
-def reply(path: str, kind: type[T], params: tuple[tuple[str, str], ...] = ()) -> Flow[T]:
-    """Returns a resource as JSON of a type of `edgewater.model.replies`."""
-    found: T = yield from get(path, params)
-    return found
-
-
-def send(method: str, path: str, body: bytes | None, media: str) -> Flow[Any]:
-    response = yield Request(method, path, content=body, headers={"Content-Type": media} if body is not None else {})
-    return json_of(response) if response.content else None
-
-
-def sql(statement: str) -> Flow[Any]:
-    return send("POST", "/v1/sql", statement.encode(), "application/sql")
-
-
-def explain(name: str, start: str, revision: int | None, params: tuple[tuple[str, str], ...]) -> Flow[Explanation]:
-    asked = params if revision is None else (*params, ("revision", str(revision)))
-    return reply(f"/v1/queries/{segment(name)}/windows/{segment(start)}/explain", Explanation, asked)
-
-
-def dry_run(
-    spec: Document | str | Path, change: bool, at: Moment | None, version: int | None, lasts: str | None
-) -> Flow[DryRun]:
-    body, media, name = read_spec(spec)
-    params = (("dry_run", "true"), *_borders(at, lasts))
-    method, path = ("PUT", f"/v1/queries/{segment(name)}") if change else ("POST", "/v1/queries")
-    response = yield Request(method, path, params, content=body, headers=_put_headers(media, version))
-    found: DryRun = json_of(response)
-    return found
-
-
-def register(spec: Document | str | Path, if_exists: IfExists, lasts: str | None = None) -> Flow[Registered]:
-    if if_exists not in ("same", "error", "replace"):
-        raise InvalidRequest("if_exists", if_exists, "same, error or replace")
-    if if_exists == "replace":
-        return (yield from put(spec, None, None, lasts))
-    body, media, name = read_spec(spec)
-    params = (("for", lasts),) if lasts is not None else ()
-    response = yield Request("POST", "/v1/queries", params, content=body, headers={"Content-Type": media})
-    if if_exists == "error" and response.status_code == 200:
-        raise Conflict(f"query {name} is registered already")
-    registered: Registered = json_of(response)
-    return registered
-
-
-def put(spec: Document | str | Path, at: Moment | None, version: int | None, lasts: str | None) -> Flow[Registered]:
-    body, media, name = read_spec(spec)
-    params = _borders(at, lasts)
-    path, headers = f"/v1/queries/{segment(name)}", _put_headers(media, version)
-    response = yield Request("PUT", path, params, content=body, headers=headers)
-    registered: Registered = json_of(response)
-    return registered
-
-
-def _put_headers(media: str, version: int | None) -> dict[str, str]:
+def put_headers(media: str, version: int | None) -> dict[str, str]:
     return {"Content-Type": media} | ({} if version is None else {"If-Match": f'"{version}"'})
 
 
-def _borders(at: Moment | None, lasts: str | None) -> tuple[tuple[str, str], ...]:
-    return tuple((k, v) for k, v in (("at", moment(at, "at")), ("for", lasts)) if v is not None)
+def given(params: Mapping[str, str | None]) -> Params:
+    """Returns the parameters that have a value."""
+    return tuple((name, value) for name, value in params.items() if value is not None)
 
 
-def latest(name: str, params: tuple[tuple[str, str], ...], build: Build) -> Flow[Answer]:
-    response = yield Request("GET", f"/v1/queries/{segment(name)}/latest", params, headers={"Accept": ARROW})
-    return answers_of([page_of(response)], build)[0]
+def borders(at: Moment | None, lasts: str | None) -> Params:
+    return given({"at": moment(at, "at"), "for": lasts})
 
 
-def window(
-    name: str, start: str, revision: int | None, params: tuple[tuple[str, str], ...], build: Build
-) -> Flow[Answer]:
-    asked = params if revision is None else (*params, ("revision", str(revision)))
-    path = f"/v1/queries/{segment(name)}/windows/{segment(start)}"
-    response = yield Request("GET", path, asked, headers={"Accept": ARROW})
-    return answers_of([page_of(response)], build)[0]
+def revision_of(revision: int | None) -> Params:
+    return given({"revision": None if revision is None else str(revision)})
 
 
-def windows(
-    name: str, start: str | None, end: str | None, clock: Callable[[], float],
-    params: tuple[tuple[str, str], ...], build: Build, *, every: str | None = None, zone: str | None = None,
-) -> Flow[Answers]:  # fmt: skip
-    """Reads a range in pages that take about `PAGE_S` each, so that no request reaches the time-out.
-
-    Args:
-        every: the length of the intervals into which windows are merged; None if they are not merged.
-    """
-    given = (("start", start), ("end", end), ("every", every), ("zone", zone))
-    bounds = [(k, v) for k, v in given if v is not None]
-    resource = "windows" if every is None else "rollup"
-    cursor: tuple[tuple[str, str], ...] = ()
-    limit, pages = min(FIRST_PAGE, PAGE), []
-    while True:
-        path, began = f"/v1/queries/{segment(name)}/{resource}", clock()
-        asked = (*params, *bounds, ("limit", str(limit)), *cursor)
-        response = yield Request("GET", path, asked, headers={"Accept": ARROW})
-        pages.append(page_of(response))
-        if "next" not in response.links:
-            return answers_of(pages, build)
-        took = max(clock() - began, 0.001)
-        limit = max(1, min(PAGE, int(limit * min(4.0, PAGE_S / took))))
-        # Only the cursor of the link is used, because the center may be behind a proxy with another address.
-        cursor = (("cursor", httpx.URL(response.links["next"]["url"]).params["cursor"]),)
+TABLE_TYPES = {
+    ".csv": "text/csv",
+    ".ndjson": "application/x-ndjson",
+    ".jsonl": "application/x-ndjson",
+    ".parquet": "application/vnd.apache.parquet",
+}
+"""The media types of files of tables, by the ends of their names."""
 
 
-def wait(
-    name: str, start: str, phase: Phase, timeout: float, clock: Callable[[], float],
-    params: tuple[tuple[str, str], ...], build: Build,
-) -> Flow[Answer]:  # fmt: skip
-    if phase not in PHASES:
-        raise InvalidRequest("phase", phase, "early, complete or final")
-    deadline = clock() + timeout
-    path = f"/v1/queries/{segment(name)}/windows/{segment(start)}"
-    known, reached = {"Accept": ARROW}, "no answer"
-    while True:
-        try:
-            response = yield Request("GET", path, params, headers=known, missing=True)
-            if response.status_code == 200:
-                answer = answers_of([page_of(response)], build)[0]
-                if PHASES.index(answer.phase) >= PHASES.index(phase):
-                    return answer
-                known, reached = {"Accept": ARROW, "If-None-Match": response.headers["etag"]}, answer.phase
-            elif response.status_code == 404:
-                yield Request("GET", f"/v1/queries/{segment(name)}/status")  # raises NotFound if the query was deleted
-        except Unreachable:  # for example while the center restarts
-            if clock() >= deadline:
-                raise
-        if clock() >= deadline:
-            status = json_of((yield Request("GET", f"/v1/queries/{segment(name)}/status")))
-            why = f": {status['reason']}" if status["reason"] else ""
-            raise WaitTimeout(f"query {name}, window {start}: {reached} after {timeout:g} s, not {phase}{why}")
-        yield Pause(min(POLL_S, max(0.0, deadline - clock())))
-
-
-Build = Callable[["pa.Table", list[Members]], Answers]
-"""Builds answers from a table and the metadata of an Arrow stream."""
 Page = tuple["pa.Table", list[Members]]
 
 
@@ -430,8 +310,28 @@ def page_of(response: httpx.Response) -> Page:
         ) from None
 
 
-def answers_of(pages: list[Page], build: Build) -> Answers:
-    from edgewater.model.number_columns import concatenated
+def pages(ask: Callable[[Params], httpx.Response], clock: Callable[[], float]) -> list[Page]:
+    """Reads a range in pages that take about `PAGE_S` each, so that no request reaches the time-out.
+
+    Args:
+        ask: requests a page with the limit and the cursor that it is given.
+    """
+    cursor: Params = ()
+    limit, found = min(FIRST_PAGE, PAGE), []
+    while True:
+        began = clock()
+        response = ask((("limit", str(limit)), *cursor))
+        found.append(page_of(response))
+        if "next" not in response.links:
+            return found
+        took = max(clock() - began, 0.001)
+        limit = max(1, min(PAGE, int(limit * min(4.0, PAGE_S / took))))
+        # Only the cursor of the link is used, because the center may be behind a proxy with another address.
+        cursor = (("cursor", httpx.URL(response.links["next"]["url"]).params["cursor"]),)
+
+
+def answers_of(pages: list[Page], spec: Spec, explain: Callable[..., Any]) -> Answers:
+    from edgewater.base.number_columns import concatenated
 
     tables, heads = zip(*pages, strict=True)
-    return build(concatenated(tables), [head for each in heads for head in each])
+    return from_table(concatenated(tables), [head for each in heads for head in each], spec, explain)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import click
 
 from edgewater.client.center import Center
-from edgewater.client.commands import asks_center, print_json
+from edgewater.client.commands import asks_center, print_json, print_list
 from edgewater.client.requests import moment, segment
 from edgewater.model.json_types import Document
-from edgewater.model.replies import Sink, ToldAlert
+from edgewater.model.replies import ListedSink, SinkQueryState, ToldAlert
 from edgewater.runtime.configuration import read_yaml
 from edgewater.runtime.terminal import print_table
 
@@ -38,15 +38,12 @@ def sinks() -> None:
 @asks_center
 def sinks_ls(center: Center, as_json: bool) -> None:
     """List the sinks, how far behind they are, and the problem of each failing sink."""
-    found = center.get("/v1/sinks")["sinks"]
-    if as_json:
-        print_json({"sinks": found})
-        return
-    rows = [
-        (s["name"], s["state"], f"{s['behind_answers']} answers, {s['behind_ms'] / 1000:.1f} s", s["rows"], _trouble(s))
-        for s in found
-    ]
-    print_table(("sink", "state", "behind", "rows", "problem"), rows, empty="no sink is defined")
+
+    def row(s: ListedSink) -> tuple[object, ...]:
+        return s["name"], s["state"], _behind(s), s["rows"], _trouble(s)
+
+    head = ("sink", "state", "behind", "rows", "problem")
+    print_list(as_json, "sinks", center.get("/v1/sinks")["sinks"], head, row, empty="no sink is defined")
 
 
 @sinks.command("show")
@@ -123,28 +120,21 @@ def alerts() -> None:
 @asks_center
 def alerts_ls(center: Center, as_json: bool) -> None:
     """List the alerts that are firing or pending."""
-    shown = center.get("/v1/alerts")["alerts"]
-    if as_json:
-        print_json({"alerts": shown})
-        return
-    rows = [(a["rule"], a["status"], a["query"], _groups(a), _numbers(a), a["since"]) for a in shown]
-    print_table(("alert", "status", "query", "labels", "values", "since"), rows, empty="no alert fires")
+
+    def row(a: Any) -> tuple[str, ...]:
+        return a["rule"], a["status"], a["query"], _groups(a), _numbers(a), a["since"]
+
+    head = ("alert", "status", "query", "labels", "values", "since")
+    print_list(as_json, "alerts", center.get("/v1/alerts")["alerts"], head, row, "no alert fires")
 
 
 @alerts.command("rules")
 @asks_center
 def alerts_rules(center: Center, as_json: bool) -> None:
     """List the rules, and the state of each rule."""
-    shown = center.get("/v1/alerts/rules")["rules"]
-    if as_json:
-        print_json({"rules": shown})
-        return
-    rows = [
-        (r["sink"], r["rule"], r["query"], r["condition"], r["state"], r["firing"], r["pending"], r["problem"] or "")
-        for r in shown
-    ]
     head = ("sink", "rule", "query", "condition", "state", "firing", "pending", "problem")
-    print_table(head, rows, empty="no process has run a sink of the kind alerts")
+    found, empty = center.get("/v1/alerts/rules")["rules"], "no process has run a sink of the kind alerts"
+    print_list(as_json, "rules", found, head, lambda r: [r[name] for name in head[:-1]] + [r["problem"] or ""], empty)
 
 
 @alerts.command("check")
@@ -187,22 +177,25 @@ def _path(name: str) -> str:
     return f"/v1/sinks/{segment(name)}"
 
 
-def _print(sink: Sink, as_json: bool) -> None:
+def _print(sink: ListedSink, as_json: bool) -> None:
     if as_json:
         print_json(sink)
         return
     shown = [(key, "" if value is None else str(value)) for key, value in sink.items() if key != "queries"]
     print_table(("", ""), shown, empty="")
     rows = [
-        (f"{q['query']}@{q['version']}", f"{q['behind_answers']} answers, {q['behind_ms'] / 1000:.1f} s",
-         q["failing_since"] or "", q["problem"] or "")
+        (f"{q['query']}@{q['version']}", _behind(q), q["failing_since"] or "", q["problem"] or "")
         for q in sink["queries"]
-    ]  # fmt: skip
+    ]
     if rows:
         print_table(("query", "behind", "failing since", "problem"), rows, empty="")
 
 
-def _trouble(sink: Sink) -> str:
+def _behind(sink: ListedSink | SinkQueryState) -> str:
+    return f"{sink['behind_answers']} answers, {sink['behind_ms'] / 1000:.1f} s"
+
+
+def _trouble(sink: ListedSink) -> str:
     gap = sink["gap"]
     lost = f"answers {gap['first']} to {gap['last']} were deleted before it had them" if gap else ""
     return "; ".join(filter(None, (sink["problem"], lost)))

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import click
 from rich.console import Group
 from rich.text import Text
 
+from edgewater.base.errors import EdgewaterError, plain
 from edgewater.client.answers import Answer
 from edgewater.client.center import Center
 from edgewater.client.commands import EDGE_COLUMNS, asks_center, edge_rows, latest_or_none, print_json
 from edgewater.client.interval import Interval, shown
 from edgewater.model import json_types
-from edgewater.model.errors import EdgewaterError, plain
 from edgewater.model.json_types import Document
 from edgewater.model.key_texts import key_text
 from edgewater.model.replies import Alarm, AlarmList, Edge, QueryStatus
 from edgewater.runtime.terminal import show_again, table
 
-ALARMS = 5
+ALARMS = 5  # limit: lines of output
 """The number of newest alarms that are shown."""
 
 
@@ -57,21 +58,17 @@ class _QueryLook:
 
     def to_json(self) -> Document:
         state, latest, widest = self.status, self.latest, self.widest()
-        told: Document = {
-            "query": self.name, "state": state["state"], "reason": state["reason"], "since": state["since"],
-        }  # fmt: skip
+        told: dict[str, Any] = {"query": self.name, **{name: state[name] for name in ("state", "reason", "since")}}
         if latest is None:
             return told
         interval: Document | None = None
         if widest is not None:
             name, group, i = widest
             interval = {"measure": name, "group": group, "estimate": i.estimate, "lower": i.lower, "upper": i.upper}
-        return {
-            **told, "window": latest.members["window"]["start"], "phase": latest.phase, "revision": latest.revision,
-            "completeness": latest.completeness, "missing": latest.missing, "staleness_ms": latest.staleness_ms,
-            "contract_met": latest.contract_met, "violations": [v["code"] for v in latest.violations],
-            "groups": len(latest), "widest": interval,
-        }  # fmt: skip
+        names = ("phase", "revision", "completeness", "missing", "staleness_ms", "contract_met")
+        told |= {"window": latest.members["window"]["start"], **{name: getattr(latest, name) for name in names}}
+        violations = [v["code"] for v in latest.violations]
+        return told | {"violations": violations, "groups": len(latest), "widest": interval}
 
     def row(self) -> tuple[str, ...]:
         state = self.status["state"] + (f": {self.status['reason']}" if self.status["reason"] else "")

@@ -23,11 +23,11 @@ from edgewater.model.windows import SlicedWindow, TimeWindow
 if TYPE_CHECKING:  # a configuration names this module's constants, and a query loads all synopses
     from edgewater.model.query import QuerySpec
 
-PER_CLOSE = 4
-PER_PARTIAL, PER_MEASURE = 4, 4
-BYTES_PER_UNIT = 512
+PER_CLOSE = 4  # measured: bench.frame_work
+PER_PARTIAL, PER_MEASURE = 4, 4  # measured: bench.frame_work
+BYTES_PER_UNIT = 512  # measured: bench.frame_work
 """The bytes of the body, before compression, that cost one unit."""
-STATEMENTS_PER_UNIT, FIELDS_PER_UNIT = 2, 64
+STATEMENTS_PER_UNIT, FIELDS_PER_UNIT = 2, 64  # measured: bench.frame_work
 """The numbers of statements and of fields that a gateway checks in a unit of work. A statement is a partial, a close, a
 loss, a count of dropped records, or a sub-stream. A statement takes 3 to 7 µs, even if it has four bytes and is
 refused. Honest frames cause more work at the job.
@@ -37,7 +37,7 @@ MAX_FRAME_WORK = 40 << 10
 FULL_FRAME_WORK = MAX_FRAME_WORK * 3 // 4
 """The work up to which an edge fills its frames. The last slice may exceed it."""
 
-WORK_PER_S = 25_000
+WORK_PER_S = 25_000  # default: gateway.work_per_s
 """The work per second that a gateway accepts from one edge, by default. It is half of the job's capacity, so that other
 edges have room. After an outage, an edge can send 2,000 slices per second.
 """

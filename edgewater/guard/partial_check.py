@@ -13,11 +13,11 @@ from typing import Self
 
 import pyarrow as pa
 
-from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, SynopsisError, UnsupportedVersion
+from edgewater.base.errors import CorruptSynopsis, IncompatibleSynopses, SynopsisError, UnsupportedVersion
+from edgewater.base.streams import COLUMN_TYPES, type_name
 from edgewater.model.expressions import columns_of
 from edgewater.model.measure import Measure
 from edgewater.model.query import BoundQuery, QuerySpec
-from edgewater.model.streams import COLUMN_TYPES, type_name
 from edgewater.model.syntax import parse_sql
 from edgewater.synopses import GroupedAggregate, Stack
 from edgewater.synopses.encoding import codec
@@ -25,17 +25,17 @@ from edgewater.synopses.encoding.layout import KEYS, STRINGS, Field, Layout, che
 from edgewater.wire.synopsis_pb2 import Array as ArrayMessage
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
-MAX_RECORDS = 1 << 53
+MAX_RECORDS = 1 << 53  # limit: counts that float64 represents
 MAX_GROUPS = 1 << 22
 """The largest number of groups of a partial."""
 MAX_STATE_BYTES = 256 << 20
 """The largest memory of a partial's states of fixed size, in bytes. It does not depend on the partial's bytes."""
 
 _NAMES = {STRINGS: "string", "<i8": "int64", "<f8": "float64", "|b1": "bool"}
-_SHOWN = 200
-_SAMPLE_GROUPS = 4
+_SHOWN = 200  # limit: length of a message
+_SAMPLE_GROUPS = 4  # limit: CPU of the check
 _MAX_MESSAGES = 1 << 12  # keys, measures and their arrays
-_MAX_HEADERS = 64
+_MAX_HEADERS = 64  # limit: memory of the cache
 
 
 @dataclass(frozen=True, slots=True)

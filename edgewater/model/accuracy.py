@@ -17,18 +17,15 @@ from edgewater.arrivals.targets import (
     check_error,
     check_measure,
 )
+from edgewater.base.errors import InvalidQuery, did_you_mean
+from edgewater.base.quantities import duration_ms, format_duration, fraction, require_keys
 from edgewater.model.early_synopses import EARLY_SYNOPSES, own_error, split_confidence, straggler_share
-from edgewater.model.errors import InvalidQuery, did_you_mean
-from edgewater.model.quantities import duration_ms, format_duration, fraction, require_keys
 from edgewater.model.windows import CalendarWindow, SlidingWindow, Window
 
 if TYPE_CHECKING:
     from edgewater.model.measure import Measure
 
-KEYS = {
-    "error": True, "confidence": False, "measure": False, "substream": False, "scope": False, "range": False,
-    "delays": False,
-}  # fmt: skip
+KEYS = {"error": True} | dict.fromkeys("confidence measure substream scope range delays".split(), False)
 """The keys of an accuracy, and whether each is required."""
 MAX_GROUPS = 256
 """The largest number of groups of a query with early answers. The center has an estimator for each group."""
@@ -169,10 +166,9 @@ def _check_synopsis(accuracy: Accuracy, measure: Measure, measures: Sequence[Mea
         accepted = "a quantile between 0 and 1, both excluded"
         raise InvalidQuery(f"measures.{name}", measure.to_text(), accepted, "any record that is out may move it")
     if function == "distinct" and not any(m.is_record_count for m in measures):
-        raise InvalidQuery(
-            "measures", [m.name for m in measures], "a count() beside distinct, such as n: count()",
-            "the number of records in an early answer is not known without it",
-        )  # fmt: skip
+        accepted = "a count() beside distinct, such as n: count()"
+        reason = "the number of records in an early answer is not known without it"
+        raise InvalidQuery("measures", [m.name for m in measures], accepted, reason)
     if accuracy.scope == "all" and split_confidence(measure, accuracy.confidence)[1] < 1:
         raise InvalidQuery(
             "accuracy.scope", "all", "each", f"the intervals of {function} hold for each group by itself"
@@ -195,10 +191,8 @@ def _percentage_text(share: float) -> str:
 def _scope(value: object, group_by: Sequence[str]) -> GroupScope | None:
     if not group_by:
         if value is not None:
-            raise InvalidQuery(
-                "accuracy.scope", value, "group_by with the columns of the groups, or no scope",
-                "a query without groups has one answer per window",
-            )  # fmt: skip
+            accepted = "group_by with the columns of the groups, or no scope"
+            raise InvalidQuery("accuracy.scope", value, accepted, "a query without groups has one answer per window")
         return None
     if value is None:
         return "each"
@@ -230,8 +224,9 @@ def _range(value: object, measure: Measure) -> tuple[float, float] | None:
 def _measure(name: object, measures: Sequence[Measure]) -> Measure:
     names = ", ".join(m.name for m in measures)
     if name is None:
-        if len(measures) > 1:
-            raise InvalidQuery("accuracy.measure", None, f"one of the measures {names}", "the query has several")
+        if len(measures) != 1:
+            reason = "the query has several" if measures else "the query has none with a name"
+            raise InvalidQuery("accuracy.measure", None, f"one of the measures {names}", reason)
         return measures[0]
     found = next((m for m in measures if m.name == name), None)
     if found is None:

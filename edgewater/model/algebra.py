@@ -11,26 +11,39 @@ The rules do not require these properties:
 
 - Idempotence, because a frame is applied exactly once.
 - Commutativity of the state. KLL and top-k depend on the order, but keep their bounds in any order.
-- Invertibility, because a late record is merged into its slice, and no slice is ever removed from a window.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from edgewater.model.errors import InvalidQuery
-from edgewater.model.streams import COLUMN_TYPES
+from edgewater.base.errors import InvalidQuery
+from edgewater.base.streams import COLUMN_TYPES
 from edgewater.model.windows import CountWindow, SlicedWindow, TimeWindow, Window
 from edgewater.synopses import Properties
 
 if TYPE_CHECKING:
     from edgewater.model.measure import Measure
-    from edgewater.model.query import QuerySpec
 
 BATCH = "center.batch.build on a DataFrame"
+
+
+class RuledQuery(Protocol):
+    """What the rules read of a `QuerySpec`."""
+
+    @property
+    def measures(self) -> tuple[Measure, ...]: ...
+    @property
+    def window(self) -> Window: ...
+    @property
+    def edges(self) -> tuple[str, ...] | None: ...
+    @property
+    def lateness_ms(self) -> int: ...
+    @property
+    def since_ms(self) -> int | None: ...
+    def to_mapping(self) -> dict[str, object]: ...
 
 
 class LateRecordPolicy(StrEnum):
@@ -51,7 +64,7 @@ def needs_order(properties: Properties) -> bool:
     return properties.ordered and not properties.commutative
 
 
-def late_record_policy_of(spec: QuerySpec) -> LateRecordPolicy:
+def late_record_policy_of(spec: RuledQuery) -> LateRecordPolicy:
     """Returns the policy for a query. The strictest policy of all its synopses applies.
 
     Dropped records are counted with the reason ``out-of-order``.
@@ -67,89 +80,42 @@ def properties_of(measure: Measure) -> Properties:
     return measure.stack(data_type).properties
 
 
-@dataclass(frozen=True, slots=True)
-class AlgebraRule:
-    """A restriction of queries for synopses with certain properties.
-
-    Attributes:
-        applies_to: returns whether the rule restricts a synopsis with these properties.
-        is_violated: returns whether a query violates the rule.
-        field: the field of the query that violates the rule; None for the measure itself.
-        value: returns the field's value in a query.
-        accepted: the accepted values, as a phrase.
-        reason: the predicate of a sentence whose subject is the measure's function.
-    """
-
-    applies_to: Callable[[Properties], bool]
-    is_violated: Callable[[QuerySpec], bool]
-    field: str | None
-    value: Callable[[QuerySpec], object]
-    accepted: str
-    reason: str
-
-
-RULES = (
-    AlgebraRule(
-        lambda p: not p.mergeable,
-        lambda spec: True,
-        None,
-        lambda spec: None,
-        f"a mergeable synopsis; this synopsis can be built by {BATCH}",
-        "is not mergeable, but the center merges the synopses that edges ship",
-    ),
-    AlgebraRule(
-        lambda p: not p.reproducible,
-        lambda spec: True,
-        None,
-        lambda spec: None,
-        f"a reproducible synopsis, with the same bytes for the same records; it can be built by {BATCH}",
-        "is not reproducible, but an edge that recovers builds its frames again",
-    ),
-    AlgebraRule(
-        needs_order,
-        lambda spec: not (isinstance(spec.window, TimeWindow) and spec.window.is_tumbling),
-        "window",
-        lambda spec: spec.window.to_mapping(),
-        "a tumbling window, which is one slice",
-        "depends on the order of its values, and slices are merged in any order",
-    ),
-    AlgebraRule(
-        needs_order,
-        lambda spec: spec.edges is None or len(spec.edges) > 1,
-        "edges",
-        lambda spec: None if spec.edges is None else list(spec.edges),
-        "exactly one edge, such as [jfk]",
-        "depends on the order of its values, and records of different edges have no common order",
-    ),
-    AlgebraRule(
-        needs_order,
-        lambda spec: spec.lateness_ms > 0,
-        "lateness",
-        lambda spec: spec.to_mapping()["lateness"],
-        "no lateness: late records are dropped and counted",
-        "depends on the order of its values, so late records cannot be inserted",
-    ),
-    AlgebraRule(
-        needs_order,
-        lambda spec: spec.since_ms is not None,
-        "since",
-        lambda spec: spec.to_mapping()["since"],
-        "no since: the query begins with the records that are read after its registration",
-        "depends on the order of its values, but edges read earlier records beside the live records",
-    ),
-)
-
-
-def check_algebra(spec: QuerySpec) -> None:
+def check_algebra(spec: RuledQuery) -> None:
     """Raises InvalidQuery for the first rule that a query violates."""
     for measure in spec.measures:
         properties = properties_of(measure)
-        for rule in RULES:
-            if rule.applies_to(properties) and rule.is_violated(spec):
-                at = f"measures.{measure.name}"
-                field, value = (at, measure.to_text()) if rule.field is None else (rule.field, rule.value(spec))
-                about = measure.function.name if rule.field is None else f"{measure.function.name} ({at})"
-                raise InvalidQuery(field, value, rule.accepted, f"{about} {rule.reason}")
+        name, at = measure.function.name, f"measures.{measure.name}"
+        for accepted, reason in _rules_of_measures(properties):
+            raise InvalidQuery(at, measure.to_text(), accepted, f"{name} {reason}")
+        for field, accepted, reason in _rules_of_order(spec) if needs_order(properties) else ():
+            raise InvalidQuery(field, spec.to_mapping().get(field), accepted, f"{name} ({at}) {reason}")
+
+
+def _rules_of_measures(properties: Properties) -> Iterator[tuple[str, str]]:
+    """Yields what no query accepts: what is accepted instead, and a predicate of the measure's function."""
+    if not properties.mergeable:
+        accepted = f"a mergeable synopsis; this synopsis can be built by {BATCH}"
+        yield accepted, "is not mergeable, but the center merges the synopses that edges ship"
+    if not properties.reproducible:
+        accepted = f"a reproducible synopsis, with the same bytes for the same records; it can be built by {BATCH}"
+        yield accepted, "is not reproducible, but an edge that recovers builds its frames again"
+
+
+def _rules_of_order(spec: RuledQuery) -> Iterator[tuple[str, str, str]]:
+    """Yields the fields that a query with an ordered synopsis must not have, as in `_rules_of_measures`."""
+    if not (isinstance(spec.window, TimeWindow) and spec.window.is_tumbling):
+        reason = "depends on the order of its values, and slices are merged in any order"
+        yield "window", "a tumbling window, which is one slice", reason
+    if spec.edges is None or len(spec.edges) > 1:
+        reason = "depends on the order of its values, and records of different edges have no common order"
+        yield "edges", "exactly one edge, such as [jfk]", reason
+    if spec.lateness_ms > 0:
+        reason = "depends on the order of its values, so late records cannot be inserted"
+        yield "lateness", "no lateness: late records are dropped and counted", reason
+    if spec.since_ms is not None:
+        accepted = "no since: the query begins with the records that are read after its registration"
+        reason = "depends on the order of its values, but edges read earlier records beside the live records"
+        yield "since", accepted, reason
 
 
 def require_sliced(window: Window) -> SlicedWindow:

@@ -15,10 +15,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from edgewater.base.float_bounds import GREATEST_INT, LEAST_INT
+
 Value = Any  # pa.Array | pa.Scalar; pyarrow's own stubs cannot express the kernels' overloads
 Kernel = Callable[[Value, Value], Value]
 
-_LEAST, _GREATEST = -(1 << 63), (1 << 63) - 1
 _INTEGER = r"^[+-]?\d+$"
 _FLOAT = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 _NINE, _BRACKET = ord("9"), ord("(")
@@ -72,7 +73,7 @@ def _product_fits(left: Value, right: Value, result: Value) -> Value:
     """
     special = pc.or_(pc.equal(left, 0), pc.equal(left, -1))
     divisor = pc.if_else(special, 1, left)
-    negation = pc.or_(pc.equal(left, 0), pc.not_equal(right, _LEAST))
+    negation = pc.or_(pc.equal(left, 0), pc.not_equal(right, LEAST_INT))
     return pc.if_else(special, negation, pc.equal(pc.divide(result, divisor), right))
 
 
@@ -141,7 +142,7 @@ def negate(value: Value) -> Value:
 def absolute(value: Value) -> Value:
     if not pa.types.is_integer(value.type):
         return pc.abs(value)
-    return pc.abs(_where(pc.not_equal(value, _LEAST), value))
+    return pc.abs(_where(pc.not_equal(value, LEAST_INT), value))
 
 
 def to_float(value: Value) -> Value:
@@ -210,5 +211,5 @@ def _is_int64(text: Value) -> Value:
     negative = pc.starts_with(text, "-")
     digits = pc.utf8_ltrim(pc.replace_substring_regex(text, "^-", ""), "0")
     length = pc.binary_length(digits)
-    limit = pc.if_else(negative, str(-_LEAST), str(_GREATEST))
+    limit = pc.if_else(negative, str(-LEAST_INT), str(GREATEST_INT))
     return pc.or_(pc.less(length, 19), pc.and_(pc.equal(length, 19), pc.less_equal(digits, limit)))

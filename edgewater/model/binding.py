@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp
 
+from edgewater.base.errors import InvalidQuery
+from edgewater.base.streams import COLUMN_TYPES, type_name
 from edgewater.model import arithmetic
 from edgewater.model.arithmetic import Value
-from edgewater.model.errors import InvalidQuery
 from edgewater.model.record_functions import CallFailures
-from edgewater.model.streams import COLUMN_TYPES, type_name
 from edgewater.model.syntax import SUPPORTED_SYNTAX
 
 Evaluate = Callable[[pa.RecordBatch], Value]

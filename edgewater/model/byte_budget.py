@@ -14,19 +14,19 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from edgewater.model.errors import InvalidQuery
-from edgewater.model.quantities import require_keys, size_bytes
+from edgewater.base.errors import InvalidQuery
+from edgewater.base.quantities import require_keys, size_bytes
 from edgewater.wire import FRAME_OVERHEAD_BYTES, link_bytes
 
 PERIODS_MS = {"hour": 3_600_000, "day": 86_400_000}
-AHEAD_SHARE = 1 / 4
+AHEAD_SHARE = 1 / 4  # limit: the bytes that are lost if an edge begins anew
 ACCEPTED = "an amount per hour or day, such as 50MB per day, or {amount: 50MB, per: day, over: all}"
 COUNTED_BYTES = (
     "the frames of this query count, each once. Heartbeats of an edge, which all its queries share, and frames that "
     "are sent again after a broken connection do not count; `daily` in the configuration of an edge counts all of "
     "them. An edge that begins within a period has the bytes of the rest of it"
 )
-_BODY_BYTES, _CLOSE_BYTES, _WITHHELD_BYTES = 40, 40, 100
+_BODY_BYTES, _CLOSE_BYTES, _WITHHELD_BYTES = 40, 40, 100  # limit: bytes of a frame
 """Upper bounds of a body without content, of a close, and of what it states of a measure."""
 
 
@@ -55,7 +55,7 @@ class ByteBudget:
             raise InvalidQuery(at, value, ACCEPTED)
         b = require_keys(value, at, {"amount": True, "per": True, "over": False}, InvalidQuery)
         over = b.get("over", "edge")
-        if b["per"] not in PERIODS_MS:
+        if str(b["per"]) not in PERIODS_MS:
             raise InvalidQuery(f"{at}.per", b["per"], "hour or day", f"budget.bytes is {ACCEPTED}")
         if over not in ("edge", "all"):
             raise InvalidQuery(f"{at}.over", over, "edge, or all for all edges together")

@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from edgewater.model.errors import InvalidQuery, did_you_mean
-from edgewater.model.quantities import fraction, require_keys
+from edgewater.base.errors import InvalidQuery, did_you_mean
+from edgewater.base.quantities import fraction, require_keys
 
 EVICTIONS = ("gain", "lru", "spe", "mae", "rate")
 SIZINGS = ("target", "prev_window", "linear", "pure_pess")

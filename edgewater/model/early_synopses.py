@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 RANKS = ("quantile", "quantiles", "kll")
 EARLY_SYNOPSES = (*RANKS, "distinct", "top_k")
-_ROUNDING = 1e-12
+_ROUNDING = 1e-12  # derived: rounding of a sum
 """Shares up to this are rounding errors of their computation."""
-_RANK_MARGIN = 0.95
+_RANK_MARGIN = 0.95  # limit: missing records
 """The part of min(q, 1 - q) by which records may be missing, so that the quantile q of the arrived records has both
 bounds.
 """

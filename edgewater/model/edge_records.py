@@ -8,12 +8,12 @@ from fnmatch import fnmatchcase
 
 import pyarrow as pa
 
-from edgewater.model.errors import ProtocolError
+from edgewater.base.errors import ProtocolError
+from edgewater.base.streams import Constant, Delivery, EdgeId, StreamClock, type_name
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import Constant, Delivery, EdgeId, StreamClock, type_name
 from edgewater.wire import QueryRef
 
-UNREACHABLE_AFTER_MS = 5_000
+UNREACHABLE_AFTER_MS = 5_000  # limit: how late a lost session is noticed
 """If a gateway has not reported for this time, in ms, it has no sessions any more. By default, an edge that is silent
 for this time has no session.
 """
@@ -132,6 +132,7 @@ class HeartbeatRecord:
     Attributes:
         incarnation: the incarnation that sent the heartbeat.
         durable: number of durable records in the edge's state, by stream.
+        first_rejected: by stream, source and reason, what the edge states about the first rejected record.
     """
 
     edge: EdgeId
@@ -148,6 +149,7 @@ class HeartbeatRecord:
     incarnation: str = ""
     durable: Mapping[str, int] = field(default_factory=dict)
     release: str = ""
+    first_rejected: Mapping[tuple[str, str, str], str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

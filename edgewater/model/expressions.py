@@ -15,15 +15,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp
 
+from edgewater.base.errors import InvalidQuery, did_you_mean
+from edgewater.base.streams import COLUMN_TYPES, type_name
 from edgewater.model import arithmetic, record_functions, text_functions, time_functions
 from edgewater.model.arithmetic import Value
 from edgewater.model.binding import NUMERIC, Binder, BoundExpression, Operator, cast, inverted
-from edgewater.model.errors import InvalidQuery, did_you_mean
 from edgewater.model.record_functions import CallFailures, values_or_null
-from edgewater.model.streams import COLUMN_TYPES, type_name
 from edgewater.model.syntax import check_calls
 
-MAX_DECIMALS = 15
+MAX_DECIMALS = 15  # format: the digits of float64
 
 
 def bind(

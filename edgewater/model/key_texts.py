@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 NULL = "null"
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")
@@ -66,25 +66,3 @@ def label_names(columns: Sequence[str], reserved: Collection[str] = ()) -> list[
             name = f"exported_{name}"
         names[column] = name
     return [names[column] for column in columns]
-
-
-OWN_COLUMNS = ("window_start", "window_end", "phase", "revision", "completeness", "given_at", "contract", "withheld")
-"""The columns that describe the answer. Each table of answers begins with them."""
-
-
-ADDED_COLUMNS = ("query", "version", "day", "answer_id", "data_of", *OWN_COLUMNS)
-"""All columns that the product adds to the columns of a query, in any table or message."""
-
-
-def own_names(columns: Iterable[str]) -> dict[str, str]:
-    """Returns the name of each of `ADDED_COLUMNS` beside the columns of a query.
-
-    If a group or a measure has the name, the prefix ``answer_`` is added. SQL and lakes ignore the case of names, so
-    names that differ only in their case count as equal. The names are the same in every table of the query.
-    """
-    taken, names = {column.casefold() for column in columns}, dict[str, str]()
-    for added in ADDED_COLUMNS:
-        names[added] = added
-        while names[added] in taken:
-            names[added] = f"answer_{names[added]}"
-    return names

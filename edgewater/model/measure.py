@@ -9,8 +9,8 @@ from functools import lru_cache
 import pyarrow as pa
 from sqlglot import exp
 
+from edgewater.base.errors import InvalidQuery
 from edgewater.model import record_functions
-from edgewater.model.errors import InvalidQuery
 from edgewater.model.expressions import as_row, columns_of
 from edgewater.model.syntax import called_names, check_calls, parse_sql
 from edgewater.synopses import (
@@ -25,9 +25,7 @@ from edgewater.synopses import (
 )
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
-_CONDITIONS = (
-    exp.Predicate, exp.Connector, exp.Not, exp.StartsWith, exp.EndsWith, exp.Contains, exp.RegexpLike,
-)  # fmt: skip
+_CONDITIONS = (exp.Predicate, exp.Connector, exp.Not, exp.StartsWith, exp.EndsWith, exp.Contains, exp.RegexpLike)
 _COUNTS = {
     "count": "count(x) counts each record in which x is not null, whether x is true or false",
     "distinct": "distinct(x) counts the values of x, and a condition has two",
@@ -42,6 +40,8 @@ class Measure:
     Attributes:
         argument: SQL text of the expression; None for ``count()``.
         seed: seed of the query's synopses; None for the default seed, which is public.
+        part_of: the derived measure whose text has this function; answers show only that one. Empty: answers show this
+            measure.
     """
 
     name: str
@@ -49,6 +49,7 @@ class Measure:
     argument: str | None
     parameters: Parameters
     seed: int | None = field(default=None, repr=False)
+    part_of: str = ""
 
     @classmethod
     def parse(cls, name: str, text: object) -> Measure:

@@ -8,23 +8,18 @@ knows the stream. Each edge calls it again.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date
+from typing import Any
 
 import pyarrow as pa
 import yaml
 from sqlglot import exp
 
-from edgewater.model import algebra
-from edgewater.model.accuracy import Accuracy
-from edgewater.model.binding import BoundExpression
-from edgewater.model.byte_budget import COUNTED_BYTES, ByteBudget
-from edgewater.model.caching import CacheSpec, format_fraction
-from edgewater.model.errors import InvalidInput, InvalidQuery, did_you_mean
-from edgewater.model.expressions import bind, bind_condition, bind_row
-from edgewater.model.measure import NAME, NAME_ACCEPTED, Measure
-from edgewater.model.quantities import (
+from edgewater.base.errors import InvalidInput, InvalidQuery, did_you_mean
+from edgewater.base.plain_yaml import load_yaml
+from edgewater.base.quantities import (
     duration_ms,
     format_duration,
     fraction,
@@ -33,25 +28,32 @@ from edgewater.model.quantities import (
     require_uncut,
     size_bytes,
 )
+from edgewater.base.streams import COLUMN_TYPES, MIN_TIME_MS, TIME_COLUMN
+from edgewater.base.timestamps import TIME_ACCEPTED, parse_time, rfc3339
+from edgewater.model import algebra
+from edgewater.model.accuracy import Accuracy
+from edgewater.model.binding import BoundExpression
+from edgewater.model.byte_budget import COUNTED_BYTES, ByteBudget
+from edgewater.model.caching import CacheSpec, format_fraction
+from edgewater.model.computed import ComputedValue
+from edgewater.model.derived import NO_ACCURACY, NO_BUDGET, derived_text, read_measures
+from edgewater.model.expressions import bind, bind_condition, bind_row
+from edgewater.model.lookups import TableLookup, read_lookups
+from edgewater.model.measure import NAME, NAME_ACCEPTED, Measure
 from edgewater.model.record_functions import CallFailures
-from edgewater.model.streams import COLUMN_TYPES, MIN_TIME_MS, TIME_COLUMN
 from edgewater.model.syntax import MAX_EXPRESSIONS_LENGTH, check_calls, column_names, parse_sql
-from edgewater.model.timestamps import TIME_ACCEPTED, parse_time, rfc3339
 from edgewater.model.windows import ACCEPTED_IN_QUERIES, SessionWindow, SlicedWindow, Window
-from edgewater.runtime.plain_yaml import load_yaml
 from edgewater.synopses import DEFAULT_SEED, EncodedKeys
 from edgewater.synopses.missing_records import has_bounds
 
-KEYS = {
-    "name": True, "from": True, "measures": True, "window": True, "where": False, "group_by": False,
-    "budget": False, "cache": False, "accuracy": False, "lateness": False, "edges": False,
-    "since": False, "until": False, "seed": False, "priority": False,
-}  # fmt: skip
+KEYS = dict.fromkeys("name from measures window".split(), True) | dict.fromkeys(
+    "where group_by budget cache accuracy lateness edges since until seed priority lookup".split(), False
+)
 """The keys of a query, and whether each is required."""
-MAX_MEASURES = 32
-MAX_GROUP_COLUMNS = 16
+MAX_MEASURES = 32  # limit: CPU and bytes of a query
+MAX_GROUP_COLUMNS = 16  # limit: CPU and bytes of a query
 DEFAULT_LATENESS_MS = 0
-DEFAULT_PRIORITY, MOST_PRIORITY = 10, 100
+DEFAULT_PRIORITY, MOST_PRIORITY = 10, 100  # default: priority
 BEGINNING = "beginning"
 _MARKS_OF_EXPRESSIONS = ("(", "||", '"')
 """If an entry of `group_by` contains one of these texts, it is an expression. Otherwise it is the name of a column."""
@@ -148,6 +150,12 @@ class BoundQuery:
     def group_types(self) -> tuple[pa.DataType, ...]:
         return tuple(key.type for key in self.keys)
 
+    def joined(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Returns the stream's records with the columns of the query's lookups, which the other methods need."""
+        for lookup in self.spec.lookups:
+            batch = lookup.joined(batch)
+        return batch
+
     def key_arrays(self, batch: pa.RecordBatch) -> list[pa.Array]:
         """Returns the key of each record, with one array per column of `group_by`."""
         return [key.array(batch) for key in self.keys]
@@ -163,6 +171,8 @@ class QuerySpec:
 
     Attributes:
         stream: the stream that the query reads (``from``).
+        measures: those that edges ship.
+        derived: measures that the center derives from these.
         where: SQL condition, or None.
         group_by: names of the columns of a group's key in answers.
         lateness_ms: event time after a window's end during which the window may be revised.
@@ -174,6 +184,7 @@ class QuerySpec:
         computed: by name, the SQL expressions of the columns of `group_by` that are not columns of the stream.
         byte_budget: the bytes of the query, beside `budget` or alone.
         priority: its weight where queries of an edge compete for the link, 1 to `MOST_PRIORITY`.
+        lookups: the tables whose columns are added to the records.
         seed: seed of the hashes and random choices of the query's synopses and samples, 0 to 2^64 - 1; None for the
             default seed, which is public. A center draws a seed when it registers the query.
     """
@@ -194,6 +205,8 @@ class QuerySpec:
     computed: tuple[tuple[str, str], ...] = ()
     priority: int = DEFAULT_PRIORITY
     byte_budget: ByteBudget | None = None
+    derived: tuple[ComputedValue, ...] = ()
+    lookups: tuple[TableLookup, ...] = ()
 
     @classmethod
     def from_yaml(cls, text: str) -> QuerySpec:
@@ -221,12 +234,13 @@ class QuerySpec:
         stream = _name(q["from"], "from")
         if not isinstance(q["measures"], Mapping) or not q["measures"]:
             raise InvalidQuery("measures", q["measures"], "at least one measure, such as {flights: count()}")
-        if len(q["measures"]) > MAX_MEASURES:
-            raise InvalidQuery("measures", len(q["measures"]), f"at most {MAX_MEASURES} measures")
         group_by, computed = _group_by(q.get("group_by"))
         _check_length([q.get("where"), *q["measures"].values(), *(text for _, text in computed)])
         seed = _seed(q.get("seed"))
-        measures = tuple(replace(Measure.parse(str(k), v), seed=seed) for k, v in q["measures"].items())
+        measures, derived = read_measures({str(k): v for k, v in q["measures"].items()}, group_by)
+        measures = tuple(replace(measure, seed=seed) for measure in measures)
+        if (many := len(measures) + len(derived)) > MAX_MEASURES:
+            raise InvalidQuery("measures", many, f"at most {MAX_MEASURES} measures")
         where = q.get("where")
         if where is not None:
             if not isinstance(where, str):
@@ -235,10 +249,12 @@ class QuerySpec:
             check_calls(condition, "where")
             where = condition.sql()
         lateness = q.get("lateness")
-        _check_names(measures, group_by)
+        shown = tuple(measure for measure in measures if not measure.part_of)
+        _check_names([*(measure.name for measure in shown), *(value.name for value in derived)], group_by)
         window = algebra.require_sliced(Window.from_mapping(q["window"], ACCEPTED_IN_QUERIES))
-        accuracy = Accuracy.from_mapping(q.get("accuracy"), measures, window, group_by)
-        budget, byte_budget = _budget(q.get("budget"), measures, accuracy)
+        _require_shipped(q, measures, derived)
+        accuracy = Accuracy.from_mapping(q.get("accuracy"), shown, window, group_by)
+        budget, byte_budget = _budget(q.get("budget"), shown, accuracy)
         spec = cls(
             name=name,
             stream=stream,
@@ -256,10 +272,27 @@ class QuerySpec:
             computed=computed,
             priority=_priority(q.get("priority")),
             byte_budget=byte_budget,
+            derived=derived,
+            lookups=read_lookups(q.get("lookup")),
         )
         spec._check_byte_budget()
         algebra.check_algebra(spec)
         return spec
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The names of the measures that answers show."""
+        return (*(m.name for m in self.measures if not m.part_of), *(value.name for value in self.derived))
+
+    @property
+    def values(self) -> tuple[Measure | ComputedValue, ...]:
+        """The measures that edges ship, then the derived ones."""
+        return (*self.measures, *self.derived)
+
+    @property
+    def shipped(self) -> QuerySpec:
+        """The query as edges get it: they need not know derived measures."""
+        return replace(self, measures=tuple(replace(m, part_of="") for m in self.measures), derived=())
 
     @property
     def error_budget(self) -> ErrorBudget | None:
@@ -330,7 +363,11 @@ class QuerySpec:
         named = budget.measures
         for measure in self.measures:
             if not has_bounds(measure.function.name, measure.parameters):
-                at = f"budget.error.{measure.name}" if measure.name in named else f"measures.{measure.name}"
+                at = (
+                    f"budget.error.{measure.name}"
+                    if measure.name in named
+                    else f"measures.{measure.part_of or measure.name}"
+                )
                 notes.append(f"{at}: {WITHOUT_BOUND_LIMITED if measure.name in named else WITHOUT_BOUND}")
         return notes
 
@@ -365,7 +402,8 @@ class QuerySpec:
         if self.group_by:
             computed = dict(self.computed)
             result["group_by"] = [{n: computed[n]} if n in computed else column_text(n) for n in self.group_by]
-        result["measures"] = {m.name: m.to_text() for m in self.measures}
+        shown = {m.name: m.to_text() for m in self.measures if not m.part_of}
+        result["measures"] = shown | {value.name: derived_text(value, self.measures) for value in self.derived}
         result["window"] = self.window.to_mapping()
         budget: dict[str, object] = {}
         if (error := self.error_budget) is not None:
@@ -390,9 +428,22 @@ class QuerySpec:
             result["until"] = rfc3339(self.until_ms)
         if self.priority != DEFAULT_PRIORITY:
             result["priority"] = self.priority
+        if self.lookups:
+            result["lookup"] = {lookup.table: lookup.to_mapping() for lookup in self.lookups}
         if seed and self.seed is not None:
             result["seed"] = f"{self.seed:#018x}"  # a text, because JSON readers round numbers beyond 2^53
         return result
+
+    @property
+    def newer_keys(self) -> list[str]:
+        """The keys of the query that edges of release 0.3.0 refuse."""
+        given = {
+            "lookup": bool(self.lookups),
+            "priority": self.priority != DEFAULT_PRIORITY,
+            "budget.bytes": self.byte_budget is not None,
+            "accuracy": self.accuracy is not None and self.accuracy.kind is not None,
+        }
+        return [name for name, is_given in given.items() if is_given]
 
     @property
     def columns(self) -> list[str]:
@@ -402,6 +453,9 @@ class QuerySpec:
         names = list(self.plain_keys)
         for text in [*dict(self.computed).values(), *texts]:
             names += column_names(parse_sql(text, ""))
+        for lookup in reversed(self.lookups):
+            added = {name for name, _ in lookup.columns or ()}
+            names = [name for name in names if name not in added] + [lookup.key]
         return list(dict.fromkeys(names))
 
     @property
@@ -423,6 +477,8 @@ class QuerySpec:
             InvalidQuery: a column is unknown, or an operand or argument has the wrong type.
         """
         columns = {**columns, TIME_COLUMN: COLUMN_TYPES["int64"]}
+        for lookup in self.lookups:
+            columns.update(lookup.bind(columns))
         failures = CallFailures()
         keys = tuple(
             _bound_key(text, is_computed, columns, f"group_by.{number}", failures)
@@ -431,7 +487,7 @@ class QuerySpec:
         where = bind_condition(parse_sql(self.where, "where"), columns, "where", failures) if self.where else None
         bound = []
         for measure in self.measures:
-            at = f"measures.{measure.name}"
+            at = f"measures.{measure.part_of or measure.name}"
             bind_argument = bind if measure.function.sample is None else bind_row
             tree = parse_sql(measure.argument, at) if measure.argument is not None else None
             argument = bind_argument(tree, columns, at, failures) if tree is not None else None
@@ -514,17 +570,30 @@ def column_text(name: str) -> str:
     return name if is_plain else str(exp.to_identifier(name, quoted=True).sql())
 
 
-def _check_names(measures: tuple[Measure, ...], group_by: tuple[str, ...]) -> None:
+def _check_names(measures: Iterable[str], group_by: tuple[str, ...]) -> None:
     """Raises InvalidQuery if two columns of an answer's table have the same name.
 
     The columns are ``group``, the columns of the group, and for each measure its value and both bounds.
     """
     taken = {"group": "the key of the group in an answer", **dict.fromkeys(group_by, "a column of group_by")}
     for measure in measures:
-        for name in (measure.name, f"{measure.name}_lower", f"{measure.name}_upper"):
+        for name in (measure, f"{measure}_lower", f"{measure}_upper"):
             if name in taken:
-                raise InvalidQuery(f"measures.{measure.name}", name, "another name", f"it is {taken[name]}")
-            taken[name] = f"a column of the measure {measure.name}"
+                raise InvalidQuery(f"measures.{measure}", name, "another name", f"it is {taken[name]}")
+            taken[name] = f"a column of the measure {measure}"
+
+
+def _require_shipped(q: Mapping[str, Any], measures: Iterable[Measure], derived: Iterable[ComputedValue]) -> None:
+    """Raises InvalidQuery if a budget or an accuracy is about a derived measure."""
+    budget, accuracy = q.get("budget"), q.get("accuracy")
+    limits = budget.get("error") if isinstance(budget, Mapping) else None
+    for value in derived:
+        read = [m.to_text() if m.part_of else m.name for m in measures if m.name in value.reads()]
+        accepted = f"a measure with a name that is not derived, such as one for {' and one for '.join(read)}"
+        if isinstance(limits, Mapping) and value.name in limits:
+            raise InvalidQuery(f"budget.error.{value.name}", limits[value.name], accepted, NO_BUDGET)
+        if isinstance(accuracy, Mapping) and accuracy.get("measure") == value.name:
+            raise InvalidQuery("accuracy.measure", value.name, accepted, NO_ACCURACY)
 
 
 def _budget(

@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 import sqlglot
 from sqlglot import exp
 
-from edgewater.model.streams import COLUMN_TYPES
-from edgewater.runtime.plugins import NAME, InvalidPlugin, PluginLoader, PluginOrigin
+from edgewater.base.plugins import NAME, InvalidPlugin, PluginLoader, PluginOrigin
+from edgewater.base.streams import COLUMN_TYPES
 from edgewater.synopses import plugins, registry
 
 GROUP = "edgewater.functions"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from edgewater.model.errors import StorageError
+from edgewater.base.errors import StorageError
+from edgewater.base.streams import MAX_TIME_MS
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import MAX_TIME_MS
 from edgewater.model.window_range import ALL_WINDOWS, WindowRange
 from edgewater.wire import QueryRef
 

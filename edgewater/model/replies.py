@@ -10,7 +10,7 @@ from typing import Literal, NotRequired, Required, TypeAlias
 
 from typing_extensions import TypedDict, is_typeddict  # pydantic accepts no other ones in Python 3.11
 
-from edgewater.model.json_types import Document, Group, IntervalCell, Json, Key
+from edgewater.model.json_types import Document, Group, IntervalCell, Json, Key, TotalCell
 
 Spec = TypedDict(
     "Spec",
@@ -24,6 +24,7 @@ Spec = TypedDict(
         "budget": dict[str, Json],
         "accuracy": dict[str, Json],
         "lateness": str,
+        "lookup": dict[str, Json],
     },
     total=False,
 )
@@ -34,7 +35,45 @@ class Borders(TypedDict, total=False):
     """The windows of a version of a query."""
 
     begins: str | None
+    """The border to the previous version: this one has the windows that start at it or later; null: it has all."""
     until: str | None
+    """Its windows start before this time: a later version follows, or the query ends; null: it has no end."""
+
+
+class EdgeForecast(TypedDict):
+    """What a query takes of the link of one edge, as the edge has stated it."""
+
+    edge: str
+    in_time: Literal["yes", "no", "unknown"]
+    """Whether all values of a window arrive by its deadline; without a staleness budget, before the next window ends.
+    `yes`: so they do with what the link carries at least, if the windows of all its queries end together and need up to
+    a quarter more than the last ones. `no`: values are omitted for lack of bytes, or the link cannot carry them."""
+    since: str | None
+    """If it is unknown: since when."""
+    bytes_per_window: int | None
+    """A mean of the last windows; of windows that slide, what is sent at each step. Null: none has closed."""
+    omitted_bytes: int | None
+    """Of a window, on average, for lack of bytes."""
+    link_share: float | None
+    """At most this part of the link. Above 1: the query may need more than the link has."""
+    least_bytes_s: float | None
+    """What the link carries at least, with 90 %, or the edge's share of it; null until it is known."""
+    most_bytes_s: float | None
+    stated_at: str | None
+    """When the edge stated it. It states numbers again when they have changed by a fifth."""
+    age_ms: int | None
+
+
+class LinkForecast(TypedDict):
+    """What a query takes of the links of its edges."""
+
+    in_time: Literal["yes", "no", "unknown"]
+    """`no` if an edge is late, `yes` if all edges are in time."""
+    since: str | None
+    """If it is unknown: since when."""
+    bytes_per_window: int | None
+    """Over the edges that have stated it."""
+    edges: list[EdgeForecast]
 
 
 class Registered(Borders):
@@ -42,12 +81,57 @@ class Registered(Borders):
 
     name: Required[str]
     version: Required[int]
+    """Each change makes another version. A number is never used again."""
     spec: Required[Spec]
+    """In canonical form, without the seed."""
     registered_at: Required[str]
-    notes: NotRequired[list[str] | None]
+    ended_at: str | None
+    """When all its windows were final, and edges removed it; null: edges answer it."""
+    notes: NotRequired[list[str]]
+    """Of a registration: what the query does not do, if it may be unexpected."""
+    forecast: NotRequired[LinkForecast]
+    """Of a registration and of one query: what it takes of the links of its edges. A center of 0.3.0 leaves it out."""
 
 
-class Window(TypedDict):
+class QueryList(TypedDict):
+    queries: list[Registered]
+
+
+class QueryVersion(Borders):
+    """The windows of one version of a query."""
+
+    version: Required[int]
+    ended_at: Required[str | None]
+    """When all its windows were final; null: edges answer it."""
+    tables: Required[dict[str, int]]
+    """The versions of the tables that the answers of this version of the query use."""
+
+
+class TableInfo(TypedDict):
+    """The newest version of a table."""
+
+    name: str
+    version: int
+    """Each change of the rows makes another version."""
+    key: str
+    columns: list[TableColumn]
+    rows: int
+    updated_at: str
+    queries: list[str]
+    """The running queries that use it. After a change: the queries that have new versions."""
+
+
+class TableDetail(TableInfo):
+    """The newest version of a table, with its rows."""
+
+    data: list[Group]
+
+
+class TableList(TypedDict):
+    tables: list[TableInfo]
+
+
+class WindowSpan(TypedDict):
     """Start and end of a window in RFC 3339."""
 
     start: str
@@ -55,28 +139,43 @@ class Window(TypedDict):
 
 
 class PartShape(TypedDict):
-    """The form of one member of a measure's cell, as an answer states it."""
+    """The form of one member of a measure's cell, so that readers need not know the measure's function."""
 
     name: str
-    shape: str
+    """The member; empty: the cell itself is the interval."""
+    shape: Literal["interval", "number", "keyed", "items", "list"]
+    """`interval`: an estimate with bounds. `number`: a number or a text; 0 if a cell lacks
+    it. `keyed`: an interval per key. `items`: a list with an interval per requested item, in the same order in every
+    row. `list`: a list of any length, whose entries may be intervals with further members."""
     columns: list[str]
+    """The member's columns in Arrow, CSV and SELECT, without the columns of bounds (`_lower`, `_upper`)."""
 
 
-class Violation(TypedDict):
+class StatedViolation(TypedDict):
     """A part of the contract that an answer does not keep."""
 
     code: str
     message: str
 
 
-class Contract(TypedDict):
+class StatedContract(TypedDict):
     """What was requested of an answer, and whether the answer keeps it."""
 
     requested: dict[str, Json]
     met: bool
-    violations: list[Violation]
+    violations: list[StatedViolation]
     uncovered: NotRequired[list[str]]
+    """The measures that have a value without a bound. A met contract says nothing about the errors of these."""
     may_change: NotRequired[bool]
+
+
+class MayChange(TypedDict):
+    """The late records that the bounds of an answer allow for."""
+
+    records: int | None
+    """At most; null: any number, as of sessions."""
+    confidence: float
+    """With which no more will come."""
 
 
 class Completeness(TypedDict, total=False):
@@ -89,33 +188,58 @@ class Completeness(TypedDict, total=False):
     guessed: dict[str, int]
     rejected: int
     delivery: dict[str, list[str]]
+    """The edges that do not count each record exactly once."""
+    losses: list[Document]
+    """Stated losses of input."""
+    may_change: MayChange
 
 
 class Quality(TypedDict):
     """What an answer states about itself."""
 
     completeness: Completeness
-    records: dict[str, int | None]
+    records: dict[str, int | dict[str, int] | None]
     staleness_ms: float | None
+    """Until `given_at`, without the way to a reader."""
     first_staleness_ms: float | None
     error: dict[str, dict[str, Json]]
+    """By cause and measure; null: unknown."""
+    session: NotRequired[Document]
+    """Of a session: whether it was `cut` at its maximum length, and the number of such sessions (`cuts`)."""
+    merged_into: NotRequired[str]
+    """Start of the session that this one was merged into; its window is empty and has no data."""
 
 
 class Members(TypedDict):
-    """An answer without its data."""
+    """An answer without its data. (query, window, revision) never changes."""
 
     query: str
     version: NotRequired[int]
-    window: Window
-    phase: str
+    """The version of the query that has the window."""
+    window: WindowSpan
+    phase: Literal["early", "complete", "final"]
     revision: int
+    data_of: NotRequired[int]
+    """Of a correction: the revision of the final answer whose data it has. Records came late, so its quality and its
+    bounds differ."""
     given_at: str
-    total: dict[str, IntervalCell]
+    """Wall time at which the center gave it."""
+    total: dict[str, TotalCell]
+    """Each `count`, `sum`, `min`, `max`, `mean` and `var` over all groups, with what edges withhold of the groups. It
+    is exact if every edge has closed the window, whatever the budget. With `group_by` also each `distinct` and each
+    quantile over all groups, with a `confidence`. The parameter `group` does not change it. Empty: the session was
+    merged into another one."""
     rest: dict[str, float | int | None]
+    """The part of the total of each `count` and `sum` that is in no group. Null: unknown."""
+    notes: NotRequired[list[str]]
+    """If edges withhold values: how much is in no group."""
     shapes: NotRequired[dict[str, list[PartShape]]]
+    """By measure: what the members of its cells in `data` are."""
     confidence: float | None
+    """Probability that a value of `data` lies in [lower, upper]. 1: the bounds always hold. The bounds of totals always
+    hold, or with the confidence of `completeness.may_change`. Null: no bound is known."""
     quality: Quality
-    contract: Contract
+    contract: StatedContract
     group_by: NotRequired[list[str]]
 
 
@@ -168,14 +292,14 @@ class ProgressData(TypedDict):
     queries: list[QueryProgress]
 
 
-class Column(TypedDict):
+class TableColumn(TypedDict):
     """A column, such as ``distance`` of type ``int64``."""
 
     name: str
     type: str
 
 
-class DescribedColumn(Column):
+class DescribedColumn(TableColumn):
     """A column of a stream."""
 
     description: str
@@ -222,7 +346,7 @@ class Stream(Watermark):
     """A stream at one edge. The watermark is null before the first, and once the stream has ended."""
 
     name: str
-    columns: list[Column]
+    columns: list[TableColumn]
     speed: float
     """Event ms per wall ms; 1 for a live stream."""
     watermark_ms: int | None
@@ -291,7 +415,10 @@ class Verdict(TypedDict):
 
 
 class DryRunEdge(Verdict):
-    """Whether the stream of an edge has the columns that a query needs: `accepted`, null if it has never connected."""
+    """Whether the stream of an edge has the columns that a query needs: `accepted`.
+
+    It is null if the edge has never connected, or if its release may refuse the query.
+    """
 
     edge: str
 
@@ -314,9 +441,21 @@ class QueryEdge(EdgeProgress, Verdict):
 
 
 class QueryDetail(Registered):
-    """A query with each edge's state."""
+    """A query with each edge's status."""
 
     edges: Required[list[QueryEdge]]
+    latest_window: Required[str | None]
+    """Start of the last window that has an answer."""
+    after_final: Required[int]
+    """Accepted records that came for final windows, over all edges."""
+    rejected: Required[int]
+    """Records that sources rejected, over all edges."""
+    guessed: Required[int]
+    """Records that edges counted or left out on a guess, over all edges."""
+    versions: Required[list[QueryVersion]]
+    """All versions that have, or may have, answers; ascending."""
+    alarms: Required[list[Alarm]]
+    """The latest alarms about this query, the latest first."""
 
 
 EdgeCause = Literal[
@@ -360,14 +499,23 @@ class QueryStatus(TypedDict):
 
 
 class DryRun(Borders):
-    """What a registration would do."""
+    """What a registration would do; nothing is registered."""
 
     spec: Required[Spec]
-    columns: Required[list[Column]]
+    """In canonical form."""
+    sql: Required[str]
+    """The same query in SQL, without its seed."""
+    columns: Required[list[TableColumn]]
+    """Of the table of its answers, which SELECT reads."""
     registered: Required[bool]
+    """Whether the same query is already registered."""
     refused: Required[str | None]
+    """Why the registration would be refused: what an edge serves does not fit."""
     entry_bytes: Required[dict[str, int]]
+    """Per measure, about, of a new group in a frame; sparse synopses grow with their values."""
     notes: Required[list[str]]
+    forecast: NotRequired[LinkForecast]
+    """As far as it is known without values of the query. A center of 0.3.0 leaves it out."""
     edges: Required[list[DryRunEdge]]
 
 
@@ -378,7 +526,8 @@ class Sides(TypedDict):
     below: float | None
 
 
-ErrorCause = Literal["sketch", "sampling", "withheld", "straggler", "missing"]
+ErrorCause = Literal["sketch", "sampling", "withheld", "straggler", "missing", "measures"]
+"""`measures`: of a derived measure, the intervals of those that it reads."""
 
 
 class ErrorPart(Sides):
@@ -390,15 +539,9 @@ class ErrorPart(Sides):
     says: str
 
 
-class ExplainedEdge(Watermark):
-    """What an edge had stated when the answer was given, and its state now.
+class EdgeStatement(TypedDict):
+    """What an edge had stated about a window and a measure when an answer was given."""
 
-    The watermark of the stream is as far as the center knows by a heartbeat or the answer itself.
-    """
-
-    edge: str
-    state: EdgeState | Literal["never_connected"]
-    """Now."""
     closed: bool | None
     """Whether it had closed the window with all its records. Null: unknown."""
     closed_until: str | None
@@ -407,6 +550,17 @@ class ExplainedEdge(Watermark):
     """Its records that arrived after their slice's close. Null: unknown."""
     withheld: Sides | None
     """What it withholds of a group, at most. Null: unknown."""
+
+
+class ExplainedEdge(Watermark, EdgeStatement):
+    """What an edge had stated when the answer was given, and its state now.
+
+    The watermark of the stream is as far as the center knows by a heartbeat or the answer itself.
+    """
+
+    edge: str
+    state: EdgeState | Literal["never_connected"]
+    """Now."""
     rate: float | None
     """Fraction of records that the accuracy needs processed, now. The edge samples only if it has to. Null: the query
     has no accuracy, or the rate is not known yet."""
@@ -420,18 +574,33 @@ class ExplainedRevision(IntervalCell):
     given_at: str
 
 
-class Explanation(IntervalCell):
-    """What the error of a value consists of."""
+class ExplainedValue(IntervalCell):
+    """A value of an answer, with the causes of its error."""
 
-    window: Window
-    phase: str
-    measure: str
     value: str
+    """Which value of the measure, such as `quantiles 0.5`; empty: it has one value."""
     group: Group
+    groups: int
+    """Selected groups. The group with the widest interval is explained."""
     confidence: float | None
     parts: list[ErrorPart]
+    contract: StatedContract
+    coverage: float | None
+    """Fraction of recent final windows whose first interval contained the true value. Null: unknown."""
+
+
+class Explanation(ExplainedValue):
+    """Why a value is what it is. The parts bound the error by cause; they do not add up to the interval in general."""
+
+    query: str
+    window: WindowSpan
+    phase: str
+    revision: int
+    given_at: str
+    measure: str
     edges: list[ExplainedEdge]
     revisions: list[ExplainedRevision]
+    """The last revisions, ascending."""
 
 
 class Alarm(TypedDict):
@@ -483,7 +652,7 @@ class SinkQueryState(TypedDict):
     failing_since: str | None
 
 
-class Sink(TypedDict):
+class ListedSink(TypedDict):
     """A sink and its progress."""
 
     name: str
@@ -517,4 +686,4 @@ class Sink(TypedDict):
 
 for _kind in tuple(globals().values()):
     if is_typeddict(_kind):
-        _kind.__pydantic_config__ = {"use_attribute_docstrings": True}
+        _kind.__pydantic_config__ = {"extra": "allow"}

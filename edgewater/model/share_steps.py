@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from edgewater.model.streams import MIN_TIME_MS
+from edgewater.base.streams import MIN_TIME_MS
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,35 +6,37 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import yaml
 from sqlglot import exp, tokens
 from sqlglot.dialects.dialect import Dialect
 from sqlglot.errors import ParseError, SqlglotError
 from sqlglot.tokens import Token, TokenType
 
-from edgewater.model.errors import InvalidQuery, did_you_mean
+from edgewater.base.errors import InvalidQuery, did_you_mean
+from edgewater.base.plain_yaml import load_yaml
+from edgewater.base.streams import TIME_COLUMN
+from edgewater.model.calendars import is_zone
+from edgewater.model.computed import operands
+from edgewater.model.derived import arithmetic, derived_text
 from edgewater.model.measure import NAME, NAME_ACCEPTED
 from edgewater.model.query import QuerySpec, column_text
-from edgewater.model.streams import TIME_COLUMN
 from edgewater.model.syntax import MAX_DIGITS, MAX_EXPRESSIONS_LENGTH, BoundedParser, TooManySteps, syntax_error
-from edgewater.model.time_functions import is_zone
 from edgewater.synopses import function_named, meant_function
 
 MAX_STATEMENT_TOKENS = MAX_EXPRESSIONS_LENGTH
 """The largest number of tokens of a statement, so that parsing takes at most about a second."""
 STATEMENTS = (
-    "CREATE [OR REPLACE] MATERIALIZED VIEW, DROP MATERIALIZED VIEW, EXPLAIN CREATE, SELECT, "
-    "SHOW QUERIES, SHOW STREAMS, SHOW EDGES, SHOW FUNCTIONS, SHOW CREATE, DESCRIBE"
+    "CREATE [OR REPLACE] MATERIALIZED VIEW, DROP MATERIALIZED VIEW, EXPLAIN CREATE, SELECT, SHOW CREATE, DESCRIBE"
 )
 WINDOWS = (
     "TUMBLE(size[, offset][, zone]), HOP(every, size[, offset]) or SESSION(gap[, max]); a size is INTERVAL '1 minute'"
 )
-Listed = Literal["queries", "streams", "edges", "functions"]
-LISTS: tuple[Listed, ...] = ("queries", "streams", "edges", "functions")
 
 _OPTIONS = {
     "staleness": ("budget", "staleness"),
@@ -43,16 +45,20 @@ _OPTIONS = {
     "confidence": ("accuracy", "confidence"),
     **{f"accuracy_{key}": ("accuracy", key) for key in ("measure", "scope", "substream", "range", "delays")},
     **{f"cache_{key}": ("cache", key) for key in ("eviction", "sizing", "estimate", "eager")},
-    **{key: (key,) for key in ("lateness", "edges", "since", "until", "seed", "priority")},
+    **{key: (key,) for key in ("lateness", "edges", "since", "until", "seed", "priority", "lookup")},
 }
 """The path of the YAML key that each option of WITH sets. `error_<measure>` is handled separately."""
 _ERROR = "error_"
 _LISTS_OF = {"edges": str, "accuracy_range": float}
 """Options that are lists, and the type of an item."""
+_NO_JOIN = (
+    "one stream; columns of a table come from the option lookup, as in WITH (lookup = '{halls: {key: device}}'), and"
+    " columns of a file from `lookups` in the configuration of an edge"
+)
 _INSTEAD = {
     "distinct": "distinct(column), which estimates the number of distinct values",
-    "joins": "one stream; columns of a file come from `lookups` in the configuration of an edge",
-    "laterals": "one stream; columns of a file come from `lookups` in the configuration of an edge",
+    "joins": _NO_JOIN,
+    "laterals": _NO_JOIN,
     "having": "no HAVING; read the answers with SELECT … FROM query WHERE measure > …",
     "order": "no ORDER BY; read the answers with SELECT … FROM query ORDER BY …",
     "sort": "no SORT BY; read the answers with SELECT … FROM query ORDER BY …",
@@ -103,13 +109,6 @@ class DropQuery:
 
 
 @dataclass(frozen=True, slots=True)
-class Show:
-    """`SHOW QUERIES`, or `SHOW` with another list."""
-
-    what: Listed
-
-
-@dataclass(frozen=True, slots=True)
 class ShowCreate:
     """`SHOW CREATE q`."""
 
@@ -131,7 +130,7 @@ class SelectRows:
     text: str
 
 
-Statement = CreateQuery | DropQuery | Show | ShowCreate | DescribeTable | SelectRows
+Statement = CreateQuery | DropQuery | ShowCreate | DescribeTable | SelectRows
 
 
 def parse_statement(text: str) -> Statement:
@@ -231,7 +230,11 @@ class _StatementParser(BoundedParser):
             if_exists = bool(self._match_text_seq("IF", "EXISTS"))
             self.statement = DropQuery(self._name("name"), if_exists)
         elif self._match_text_seq("SHOW"):
-            self.statement = self._show()
+            self.expected = "SHOW CREATE name; the API and the command line list queries, streams and edges"
+            self._require("CREATE")
+            if self._match_text_seq("MATERIALIZED"):
+                self._require("VIEW")
+            self.statement = ShowCreate(self._name("name"))
         elif self._match_texts(("DESCRIBE", "DESC")):
             self.expected = "DESCRIBE name, DESCRIBE QUERY name or DESCRIBE STREAM name"
             kind: Literal["query", "stream"] | None = None
@@ -255,19 +258,6 @@ class _StatementParser(BoundedParser):
         if name is None or not NAME.fullmatch(name):
             raise InvalidQuery(field, name, NAME_ACCEPTED)
         return str(name)
-
-    def _show(self) -> Show | ShowCreate:
-        self.expected = f"SHOW CREATE name, or SHOW with one of {', '.join(LISTS).upper()}"
-        if self._match_text_seq("CREATE"):
-            if self._match_text_seq("MATERIALIZED"):
-                self._require("VIEW")
-            return ShowCreate(self._name("name"))
-        for what in LISTS:
-            if self._match_text_seq(what.upper()):
-                return Show(what)
-        asked = self._curr.text if self._curr else None
-        near = did_you_mean(asked, LISTS) if asked else ""
-        raise InvalidQuery("sql", asked, self.expected, near.removeprefix(", "))
 
     def _create(self, explains: bool) -> CreateQuery:
         replaces = bool(self._match_text_seq("OR") and self._require("REPLACE"))
@@ -339,7 +329,9 @@ def _query(tree: exp.Select) -> dict[str, object]:
     if len(windows) != 1:
         reason = f"GROUP BY has {len(windows)} windows of event time"
         raise InvalidQuery("window", None, f"one of {WINDOWS} in GROUP BY", reason)
-    _require_grouped(named_keys, keys)
+    _take_derived(named_keys, keys, measures)
+    order = [item.alias for item in tree.expressions]
+    measures = {name: measures[name] for name in sorted(measures, key=order.index)}
     return result | {"measures": measures, "window": windows[0]} | ({"group_by": keys} if keys else {})
 
 
@@ -358,12 +350,12 @@ def _text(item: exp.Expression) -> str:
 
 
 def _is_measure(item: exp.Expression) -> bool:
-    """Returns whether an item of SELECT calls a measure's function, or a function with a similar name."""
-    called = re.match(r"(\w+)\s*\(", _text(item))
-    if called is None:
-        return False
-    name = called[1].lower()
-    return name == "distinct" or function_named(name) is not None or bool(meant_function(name))
+    """Returns whether an item of SELECT calls a measure's function, or a function with a similar name. Its arithmetic
+    may be about such calls.
+    """
+    texts = [_text(item), *(operand.sql() for operand in operands(item))]
+    names = [called[1].lower() for text in texts if (called := re.match(r"(\w+)\s*\(", text))]
+    return any(name == "distinct" or function_named(name) is not None or meant_function(name) for name in names)
 
 
 def _select_items(items: Iterable[exp.Expression]) -> tuple[dict[str, object], dict[str, str]]:
@@ -376,8 +368,7 @@ def _select_items(items: Iterable[exp.Expression]) -> tuple[dict[str, object], d
             raise InvalidQuery("measures", "*", "measures with names, such as SELECT count(*) AS records")
         is_measure = _is_measure(inner)
         if is_measure and not alias:
-            text = _text(inner)
-            raise InvalidQuery("measures", text, f"a name for the measure: {text} AS name")
+            raise _without_name(_text(inner))
         name = alias or (inner.name if isinstance(inner, exp.Column) else _text(inner))
         if name in measures or name in keys:
             raise InvalidQuery(f"measures.{name}", name, "each name once", "SELECT has it twice")
@@ -386,6 +377,10 @@ def _select_items(items: Iterable[exp.Expression]) -> tuple[dict[str, object], d
         else:
             keys[name] = _text(inner)
     return measures, keys
+
+
+def _without_name(text: str) -> InvalidQuery:
+    return InvalidQuery("measures", text, f"a name for the measure: {text} AS name")
 
 
 def _key(item: exp.Expression, named: Mapping[str, str]) -> object:
@@ -406,14 +401,22 @@ def _key(item: exp.Expression, named: Mapping[str, str]) -> object:
     return {same: text} if same is not None else text
 
 
-def _require_grouped(named: Mapping[str, str], keys: list[object]) -> None:
-    """Raises InvalidQuery for a column of SELECT that is neither a measure nor in GROUP BY."""
+def _take_derived(named: Mapping[str, str], keys: list[object], measures: dict[str, object]) -> None:
+    """Adds the items of SELECT that are derived from the measures to these. Raises InvalidQuery for an item that is
+    neither a measure nor in GROUP BY.
+    """
     names = {name for key in keys for name in (key if isinstance(key, dict) else [key])}
     texts = {text for key in keys for text in (key.values() if isinstance(key, dict) else [key])}
     for name, text in named.items():
         if name in ("window_start", "window_end") and text == name:
             raise InvalidQuery(f"measures.{name}", text, "SELECT without it", "every answer states it")
         if name not in names and text not in texts:
+            tree = arithmetic(text)
+            if tree is not None and all(column.name in measures for column in tree.find_all(exp.Column)):
+                if name == text:
+                    raise _without_name(text)
+                measures[name] = text
+                continue
             called = re.match(r"(\w+)\s*\(", text)
             hint = meant_function(called[1].lower()) if called else ""
             accepted = "a measure such as sum(column), or a column that is in GROUP BY too"
@@ -501,11 +504,20 @@ def _with_options(options: list[tuple[str, object]]) -> dict[str, Any]:
             raise InvalidQuery(name, value, f"one of the options {', '.join(known)}", reason)
         if name in _LISTS_OF and isinstance(value, str):
             value = _items(value, name)
+        if name == "lookup":
+            value = _mapping(value)
         target = result
         for key in path[:-1]:
             target = target.setdefault(key, {})
         target[path[-1]] = value
     return result
+
+
+def _mapping(value: object) -> object:
+    try:
+        return load_yaml(str(value))
+    except yaml.YAMLError as exc:
+        raise InvalidQuery("lookup", value, "a mapping such as '{halls: {key: device}}'", str(exc)) from None
 
 
 def _items(text: str, name: str) -> list[object]:
@@ -535,7 +547,8 @@ def to_sql(spec: QuerySpec, *, seed: bool = True, replaces: bool = False) -> str
     computed = dict(spec.computed)
     keys = [_identifier(name) for name in spec.group_by]
     items = [f"{computed[n]} AS {k}" if n in computed else k for n, k in zip(spec.group_by, keys, strict=True)]
-    items += [f"{measure.to_text()} AS {_identifier(measure.name)}" for measure in spec.measures]
+    items += [f"{m.to_text()} AS {_identifier(m.name)}" for m in spec.measures if not m.part_of]
+    items += [f"{derived_text(value, spec.measures)} AS {_identifier(value.name)}" for value in spec.derived]
     create = "CREATE OR REPLACE" if replaces else "CREATE"
     lines = [f"{create} MATERIALIZED VIEW {_identifier(spec.name)}"]
     if options:
@@ -568,6 +581,8 @@ def _literal(value: object) -> str:
         if any("," in text or text != text.strip() for text in texts):
             return f"ARRAY[{', '.join(map(_literal, value))}]"
         return _literal(", ".join(texts))
+    if isinstance(value, Mapping):
+        return _literal(json.dumps(value, ensure_ascii=False))
     return repr(value)
 
 

@@ -10,11 +10,11 @@ from sqlglot.dialects.dialect import Dialect
 from sqlglot.errors import ParseError, SqlglotError
 from sqlglot.parser import Parser
 
+from edgewater.base.errors import InvalidQuery, did_you_mean
+from edgewater.base.quantities import is_number
 from edgewater.model import record_functions
-from edgewater.model.errors import InvalidQuery, did_you_mean
-from edgewater.model.quantities import is_number
 
-MAX_DEPTH = 100
+MAX_DEPTH = 100  # limit: the stack of the parser
 MAX_TOKENS = 4_000
 """The largest number of tokens of an expression, enough for a list of 2,000 values. The parser takes 3 to 15 µs per
 token.
@@ -25,21 +25,22 @@ that reading and parsing them takes at most about a second.
 """
 MAX_DIGITS = 400
 """The largest number of digits of a number. The largest float has 309, and Python converts at most 4,300."""
-STEPS_PER_TOKEN = 6
+STEPS_PER_TOKEN = 6  # limit: CPU of the parser
 """The largest number of times that the parser may read a token, on average. Useful expressions need 1 to 3."""
 logging.getLogger("sqlglot").setLevel(logging.ERROR)  # its warnings would show the text of refused statements
 _DIALECT = Dialect.get_or_raise(None)
 _MISSING_OPERAND = re.compile(r"Required keyword: '\w+' missing for <class '(?:\w+\.)*(\w+)'>")
 """Matches sqlglot's message about an operator or function without an operand."""
 NUMBER_FUNCTIONS = ("abs", "ceil", "floor", "round", "sqrt", "ln", "greatest", "least", "isnan", "isfinite")
-TEXT_FUNCTIONS = (
-    "lower", "upper", "trim", "length", "substring", "left", "right", "split_part", "replace", "concat",
-    "starts_with", "ends_with", "contains", "regexp_like", "regexp_extract", "regexp_replace",
-)  # fmt: skip
-TIME_FUNCTIONS = (
-    "date_trunc", "extract", "year", "quarter", "month", "week", "day", "day_of_week", "day_of_year", "hour",
-    "minute", "second", "strftime",
-)  # fmt: skip
+TEXT_FUNCTIONS = tuple(
+    (
+        "lower upper trim length substring left right split_part replace concat starts_with ends_with contains "
+        "regexp_like regexp_extract regexp_replace"
+    ).split()
+)
+TIME_FUNCTIONS = tuple(
+    "date_trunc extract year quarter month week day day_of_week day_of_year hour minute second strftime".split()
+)
 SUPPORTED_FUNCTIONS = (*NUMBER_FUNCTIONS, *TEXT_FUNCTIONS, *TIME_FUNCTIONS, "nullif")
 SUPPORTED_SYNTAX = (
     "arithmetic, ||, comparisons, AND/OR/NOT, IN, BETWEEN, LIKE, CASE, COALESCE, CAST, AT TIME ZONE "
@@ -51,23 +52,25 @@ _OWN_CALLS = ("strftime", "isfinite")
 """Functions of Edgewater that the parser does not know."""
 
 _OTHER_NAMES = {
-    "dow": "day_of_week(time), with 1 for Monday", "date_part": "extract(hour from time)",
-    "date_format": "strftime(time, '%Y-%m-%d')", "formatdatetime": "strftime(time, '%Y-%m-%d')",
+    "dow": "day_of_week(time), with 1 for Monday",
+    "date_part": "extract(hour from time)",
+    "date_format": "strftime(time, '%Y-%m-%d')",
+    "formatdatetime": "strftime(time, '%Y-%m-%d')",
     "tostartofhour": "date_trunc('hour', time)",
-    "regexp": "regexp_like(text, 'pattern')", "extract_regex": "regexp_extract(text, 'pattern')",
-}  # fmt: skip
+    "regexp": "regexp_like(text, 'pattern')",
+    "extract_regex": "regexp_extract(text, 'pattern')",
+}
 """The equivalent call in Edgewater, by the name of a function in other systems."""
 
-_NULL_REJECTING = (
-    exp.Paren, exp.Neg, exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Mod,
-    exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.Not, exp.Like, exp.ILike,
-    exp.Abs, exp.Ceil, exp.Floor, exp.Round, exp.Sqrt, exp.Ln,
-    exp.Lower, exp.Upper, exp.Trim, exp.Length, exp.Cast, exp.Anonymous,
-    exp.DPipe, exp.Substring, exp.Left, exp.Right, exp.SplitPart, exp.Replace, exp.StartsWith, exp.EndsWith,
-    exp.Contains, exp.RegexpLike, exp.RegexpExtract, exp.RegexpReplace,
-    exp.AtTimeZone, exp.DateTrunc, exp.Extract, exp.Year, exp.Quarter, exp.Month, exp.Week, exp.Day, exp.DayOfWeek,
-    exp.DayOfYear, exp.Hour, exp.Minute, exp.Second,
-)  # fmt: skip
+_NULL_REJECTING: tuple[type[exp.Expression], ...] = tuple(
+    getattr(exp, name)
+    for name in (
+        "Paren Neg Add Sub Mul Div Mod EQ NEQ LT LTE GT GTE Not Like ILike Abs Ceil Floor Round Sqrt Ln Lower "
+        "Upper Trim Length Cast Anonymous DPipe Substring Left Right SplitPart Replace StartsWith EndsWith "
+        "Contains RegexpLike RegexpExtract RegexpReplace AtTimeZone DateTrunc Extract Year Quarter Month Week Day "
+        "DayOfWeek DayOfYear Hour Minute Second"
+    ).split()
+)
 """Operators and functions whose value is null if one operand is null."""
 
 

@@ -16,16 +16,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
+from edgewater.base.streams import type_name
+from edgewater.base.timestamps import rfc3339
 from edgewater.model.key_texts import not_finite
-from edgewater.model.streams import type_name
-from edgewater.model.timestamps import rfc3339
 
 JSON, CSV, ARROW = "application/json", "text/csv", "application/vnd.apache.arrow.stream"
 Texts: TypeAlias = pa.StringArray
 TIME = pa.timestamp("ms")
 """Times are UTC without a zone, because DuckDB converts times with a zone to the machine's zone."""
 _KEYS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_string)
-_AT_ONCE = 10_000
+_AT_ONCE = 10_000  # limit: memory of texts
 """The number of values of which the texts are in memory besides the result."""
 _ESCAPED = r'["\\\x00-\x1f]'
 """Texts with characters that JSON escapes."""
@@ -97,6 +97,12 @@ def _plain(value: Any) -> Any:
 _FORMULA = "^'*[=+@\\-\t\r\n]"
 """Texts that a spreadsheet reads as formulas. Apostrophes before the formula match too, so that a reader can undo what
 `csv_table` adds."""
+
+
+def without_zone(table: pa.Table) -> pa.Table:
+    """Returns the table with times of type `TIME`."""
+    fields = [f.with_type(TIME) if pa.types.is_timestamp(f.type) else f for f in table.schema]
+    return table.cast(pa.schema(fields))
 
 
 def csv_table(table: pa.Table) -> pa.Table:

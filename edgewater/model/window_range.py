@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import gcd
 from types import MappingProxyType
 
-from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.base.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.model.windows import CalendarWindow, SessionWindow, SlicedWindow
 from edgewater.wire import QueryRef
 

@@ -28,8 +28,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
-from edgewater.model.errors import InvalidQuery, did_you_mean
-from edgewater.model.quantities import MAX_DURATION_MS, duration_ms, format_duration
+from edgewater.base.errors import InvalidQuery, did_you_mean
+from edgewater.base.quantities import MAX_DURATION_MS, duration_ms, format_duration
+from edgewater.model.calendar_units import CALENDAR_UNITS, UTC
 
 if TYPE_CHECKING:  # configurations import this module, and importing NumPy starts a thread
     import numpy as np
@@ -47,7 +48,7 @@ ACCEPTED_IN_QUERIES = (
     "or {session: 30s} with an optional max"
 )
 ACCEPTED = f"{ACCEPTED_IN_QUERIES}, or {{count: 1000}}"
-MAX_SLICES_PER_WINDOW = 10_000
+MAX_SLICES_PER_WINDOW = 10_000  # limit: CPU and memory of a window
 MAX_WINDOWS_PER_SLICE = 500
 """The largest number of windows to which a record of a new query may belong. On one core, the center takes 1 to 2 ms
 per window (measured). So all answers that a late record changes take at most a second.
@@ -56,37 +57,9 @@ DEFAULT_SESSION_MAX_MS = 86_400_000
 """Default of a session's maximum length. It is shorter if a session would have more than `MAX_SLICES_PER_WINDOW`
 slices.
 """
-MAX_COUNT = 1 << 40
-UTC = "UTC"
-_HOUR_MS = 3_600_000
+MAX_COUNT = 1 << 40  # limit: counts of records
 
 
-@dataclass(frozen=True, slots=True)
-class CalendarUnit:
-    """Lengths of a calendar unit, in ms.
-
-    Attributes:
-        usual_ms: the usual length.
-        longest_ms: the greatest length.
-        into_next_ms: a time after the start of a unit that is always in the next unit.
-    """
-
-    name: str
-    usual_ms: int
-    longest_ms: int
-    into_next_ms: int
-
-
-CALENDAR_UNITS = {
-    name: CalendarUnit(name, usual * _HOUR_MS, longest * _HOUR_MS, into_next * _HOUR_MS)
-    for name, usual, longest, into_next in (
-        ("day", 24, 25, 36),
-        ("week", 168, 169, 8 * 24),
-        ("month", 30 * 24, 31 * 24 + 1, 32 * 24),
-        ("quarter", 91 * 24, 92 * 24 + 1, 93 * 24),
-        ("year", 365 * 24, 366 * 24 + 1, 367 * 24),
-    )
-}
 CALENDAR_ACCEPTED = f"a calendar unit: {', '.join(f'1 {name}' for name in CALENDAR_UNITS)}"
 _CALENDAR = re.compile(rf"1 ?(?P<unit>{'|'.join(CALENDAR_UNITS)})s?|1(?P<letter>[dw])")
 _LETTERS = {"d": "day", "w": "week"}
@@ -417,7 +390,7 @@ class CalendarWindow(TimeWindow):
     offset_ms: int = 0
 
     def __post_init__(self) -> None:
-        from edgewater.model.time_functions import is_zone
+        from edgewater.model.calendars import is_zone
 
         if self.unit not in CALENDAR_UNITS:
             raise InvalidQuery("window.tumbling", self.unit, CALENDAR_ACCEPTED)
@@ -454,7 +427,7 @@ class CalendarWindow(TimeWindow):
         return 1
 
     def slice_starts(self, times_ms: IntArray) -> IntArray:
-        from edgewater.model.time_functions import unit_starts
+        from edgewater.model.calendars import unit_starts
 
         return unit_starts(times_ms, CALENDAR_UNITS[self.unit], self.zone, self.offset_ms)
 
@@ -594,7 +567,7 @@ _KEYS = {
 def _unit_start(unit: str, zone: str, offset_ms: int, time_ms: int) -> int:
     import numpy as np
 
-    from edgewater.model.time_functions import unit_starts
+    from edgewater.model.calendars import unit_starts
 
     return int(unit_starts(np.array([time_ms]), CALENDAR_UNITS[unit], zone, offset_ms)[0])
 

@@ -20,10 +20,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # malloc.h
-LARGE_BYTES = 256 << 10
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # malloc.h; format: of glibc
+LARGE_BYTES = 256 << 10  # limit: memory that stays after blocks are freed
 """Blocks of at least this size get a separate mapping, which ends when they are freed."""
-ARENAS = 2
+ARENAS = 2  # limit: memory of heaps
 """The number of heaps that threads share. glibc would make eight per core."""
 
 

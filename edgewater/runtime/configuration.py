@@ -7,10 +7,11 @@ value and what is accepted. For an unknown key, it also has the key that was pro
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 import re
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from string import Template
@@ -18,23 +19,78 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, SecretStr, ValidationError, ValidationInfo
-from pydantic_core import PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
-from edgewater.model.errors import InvalidConfig, InvalidInput, did_you_mean
-from edgewater.model.quantities import duration_ms, require_uncut, size_bytes
-from edgewater.runtime.plain_yaml import load_yaml
+from edgewater.base.errors import InvalidConfig, InvalidInput, did_you_mean
+from edgewater.base.plain_yaml import load_yaml, place_of
+from edgewater.base.quantities import duration_ms, require_uncut, size_bytes
 from edgewater.runtime.secret_files import read_secret_file, require_line
 
-PRIVATE_UMASK = 0o077
+PRIVATE_UMASK = 0o077  # format: of file modes
 """The umask of long-running processes. Only their user can read the state and the secrets that they write."""
 
+MAX_FAULTS = 10
+"""The largest number of faults of a file that an error names."""
 M = TypeVar("M", bound=BaseModel)
+Result = TypeVar("Result")
+log = logging.getLogger(__name__)
 
 
 class Section(BaseModel):
-    """Base of all configuration models. They are immutable and refuse unknown keys."""
+    """Base of all configuration models. They are immutable and refuse unknown keys.
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    The key of a field is its name. A duration has its unit in the file, as in ``5s``, so its key lacks the ``_ms`` of
+    the field.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, alias_generator=lambda name: name.removesuffix("_ms"))
+
+
+OLD_KEYS = {
+    "gateway.credit": "gateway.credit_bytes",
+    "gateway.max_frame": "gateway.max_frame_bytes",
+    "gateway.compression_memory": "gateway.compression_bytes",
+    "gateway.work": "gateway.work_per_s",
+    "api.cache": "api.cache_bytes",
+    "api.limits.responses": "api.limits.response_bytes",
+    "spark.max_answer": "spark.max_answer_bytes",
+    "api.limits.evaluate": "",
+    "api.limits.evaluate_per_principal": "",
+    "api.limits.idle": "",
+    "spark.trigger": "",
+    "limits.scheduling": "",
+}
+"""Keys of release 0.3.0 in both files, and the present keys. "": the key has no effect any more."""
+
+
+def with_present_keys(document: object) -> object:
+    """Returns the content of a file without keys of release 0.3.0, so that an upgrade needs no other file.
+
+    Each of them is logged. If the present key is there, too, the old one is left, and refused as unknown.
+    """
+    for old, new in OLD_KEYS.items():
+        path, key = old.rpartition(".")[::2]
+        section = document
+        for part in path.split("."):
+            section = section.get(part) if isinstance(section, Mapping) else None
+        present = new.rpartition(".")[2]
+        if not isinstance(section, Mapping) or key not in section or present in section:
+            continue
+        if new:
+            log.warning("%s is %s now; rename it in the file", old, new)
+        else:
+            log.warning("%s has no effect any more; remove it from the file", old)
+        kept = {(present if name == key else name): value for name, value in section.items() if new or name != key}
+        document = _with_section(document, path.split("."), kept)
+    return document
+
+
+def _with_section(document: object, path: list[str], section: Mapping[str, object]) -> Mapping[str, object]:
+    """Returns a copy of the document with another section at a path."""
+    if not path:
+        return section
+    assert isinstance(document, Mapping)
+    return {**document, path[0]: _with_section(document[path[0]], path[1:], section)}
 
 
 def read_yaml(path: str | Path, field: str, *, secret: bool = False) -> object:
@@ -55,9 +111,24 @@ def read_yaml(path: str | Path, field: str, *, secret: bool = False) -> object:
         return load_yaml(text)
     except yaml.YAMLError as exc:
         mark = getattr(exc, "problem_mark", None)
-        where = f"line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
-        reason = where if secret else " ".join(str(exc).split())
-        raise InvalidConfig(field, str(path), "YAML", reason) from (None if secret else exc)
+        told = getattr(exc, "problem", None) or str(exc)
+        fault = InvalidConfig(field, None, "YAML", "it is no YAML" if secret else " ".join(told.split()))
+        fault.place = str(path) if mark is None else f"{path}:{mark.line + 1}:{mark.column + 1}"
+        raise fault from (None if secret else exc)
+
+
+@contextmanager
+def naming_places(path: str | Path) -> Iterator[None]:
+    """Adds file, line and column to each `InvalidConfig` about the content of a YAML file."""
+    try:
+        yield
+    except InvalidConfig as exc:
+        with suppress(OSError, yaml.YAMLError):
+            text = Path(path).read_text(encoding="utf-8")
+            for each in (exc, *exc.others):
+                line, column = place_of(text, each.field)
+                each.place = each.place or f"{path}:{line}:{column}"
+        raise
 
 
 def file_signature(path: Path | None) -> tuple[int, ...] | None:
@@ -69,6 +140,50 @@ def file_signature(path: Path | None) -> tuple[int, ...] | None:
     except OSError:
         return None
     return None if found is None else (found.st_mtime_ns, found.st_dev, found.st_ino, found.st_size)
+
+
+class FileWatch:
+    """Tells when files that a process uses have changed and are complete.
+
+    An editor first empties a file and then writes it. So a change counts only when two looks in a row find the same.
+
+    Attributes:
+        is_settled: whether the last two looks found the same.
+    """
+
+    def __init__(self, *paths: Path | None) -> None:
+        self._paths = paths
+        self.is_settled = True
+        self._used = self._seen = self._signatures()
+
+    def read(self, load: Callable[[], Result], *, again: bool = False) -> Result | None:
+        """Called now and then, by one thread at a time. Looks at the files, and loads them if they have changed.
+
+        Args:
+            load: reads the files.
+            again: load them also if they have not changed, because the last attempt failed.
+
+        Returns:
+            What `load` returned; None if nothing has changed, or if a file is being changed, also during `load`.
+
+        Raises:
+            What `load` raises. The next call loads the files again.
+        """
+        if not self._settle() or not (again or self._seen != self._used):
+            return None
+        loaded = load()
+        if not self._settle():
+            return None
+        self._used = self._seen
+        return loaded
+
+    def _settle(self) -> bool:
+        before, self._seen = self._seen, self._signatures()
+        self.is_settled = self._seen == before
+        return self.is_settled
+
+    def _signatures(self) -> tuple[tuple[int, ...] | None, ...]:
+        return tuple(map(file_signature, self._paths))
 
 
 def validate(model: type[M], document: object, context: Mapping[str, Any] | None = None) -> M:
@@ -100,7 +215,7 @@ def refusal(accepted: str, reason: str = "", *, is_secret: bool = False) -> Pyda
 
 
 def parsed_by(parse: Callable[[object, str], Any]) -> BeforeValidator:
-    """Returns a validator that calls a function of `edgewater.model.quantities` and passes its error message on."""
+    """Returns a validator that calls a function of `edgewater.base.quantities` and passes its error message on."""
 
     def validated(value: object) -> Any:
         try:
@@ -278,26 +393,30 @@ ProxyUrl = Annotated[Secret, AfterValidator(_proxy_url)]
 
 
 def _invalid_config(error: ValidationError, root: type[BaseModel]) -> InvalidConfig:
-    """Returns an error for the first fault that pydantic has found, with the number of the other faults."""
+    """Returns an error for the first fault that pydantic has found, with the others."""
     # A misspelt key also causes the error of a missing key. The error of the unknown key is the better message.
     errors = sorted(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
-    first, more = errors[0], len(errors) - 1
+    first, *others = (_fault(each, root) for each in errors[:MAX_FAULTS])
+    first.others = tuple(others)
+    return first
+
+
+def _fault(first: ErrorDetails, root: type[BaseModel]) -> InvalidConfig:
     # pydantic puts names of validators between the keys. Users do not know these names, so they are removed.
     location = tuple(part for part in first["loc"] if not str(part).startswith("function-"))
     field, context = ".".join(str(part) for part in location), first.get("ctx", {})
-    further = f"{more} more after it" if more else ""
     if first["type"] == "extra_forbidden":
         known = _keys_at(root, location[:-1])
         reason = f"unknown key{did_you_mean(location[-1], known)}"
-        return InvalidConfig(field, first["input"], f"one of the keys {', '.join(known)}", _join(reason, further))
+        return InvalidConfig(field, first["input"], f"one of the keys {', '.join(known)}", reason)
     if first["type"] == "missing":
-        return InvalidConfig(field, None, "a value", _join("missing key", further))
+        return InvalidConfig(field, None, "a value", "missing key")
     if first["type"] == "edgewater":
         value = "…" if context["is_secret"] else _without_values(first["input"])
-        return InvalidConfig(field, value, context["accepted"], _join(context["reason"], further))
+        return InvalidConfig(field, value, context["accepted"], context["reason"])
     if first["type"] == "string_pattern_mismatch":
-        return InvalidConfig(field, first["input"], f"text that matches {context['pattern']}", further)
-    return InvalidConfig(field, first["input"], as_phrase(first["msg"]), further)
+        return InvalidConfig(field, first["input"], f"text that matches {context['pattern']}")
+    return InvalidConfig(field, first["input"], as_phrase(first["msg"]))
 
 
 def _without_values(value: object) -> object:
@@ -305,10 +424,6 @@ def _without_values(value: object) -> object:
     secrets.
     """
     return f"keys {', '.join(map(str, value))}" if isinstance(value, dict) and value else value
-
-
-def _join(*reasons: str) -> str:
-    return ", ".join(reason for reason in reasons if reason)
 
 
 def as_phrase(message: str) -> str:

@@ -32,12 +32,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MAX_HEAD_BYTES = 16 << 10
 """The largest size of a request's line and headers. A larger request gets a 400."""
-SMALL_CHUNKS = 1024
-BYTES_PER_CHUNK = 16
+SMALL_CHUNKS = 1024  # limit: CPU of small chunks
+BYTES_PER_CHUNK = 16  # limit: CPU of small chunks
 """A body may have `SMALL_CHUNKS` chunks, and one more for each `BYTES_PER_CHUNK` bytes. A chunk takes about 15 µs, and
 the event loop reads 256 KiB at once. So one-byte chunks took 0.6 s, in which no other client was served.
 """
-DESCRIPTORS = 256
+DESCRIPTORS = 256  # limit: descriptors that connections leave
 """The number of file descriptors that a process needs in addition to its connections: databases, files, the log."""
 
 _STARTING: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
@@ -279,14 +279,14 @@ class Handshake(asyncio.Protocol):
             protocol.data_received(bytes(self._received))
 
 
-ABORT_SHARE = 0.8
+ABORT_SHARE = 0.8  # limit: descriptors of connections
 """When this fraction of the time for open requests at shutdown has passed, the connections that are still open are
 closed.
 """
 
 
-DRAIN_CHECK_S = 0.02
-TICK_S = 0.5
+DRAIN_CHECK_S = 0.02  # limit: CPU while writing
+TICK_S = 0.5  # limit: how late a slow connection is closed
 """Interval at which a server checks whether it has to stop, and sets the date of responses."""
 
 

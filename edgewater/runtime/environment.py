@@ -7,10 +7,9 @@ import logging
 import sys
 from collections.abc import MutableMapping
 
-PROXIES = (
-    "http_proxy", "https_proxy", "all_proxy", "grpc_proxy", "mqtt_proxy", "ws_proxy", "wss_proxy", "ftp_proxy",
-    "no_proxy", "no_grpc_proxy",
-)  # fmt: skip
+PROXIES = tuple(
+    "http_proxy https_proxy all_proxy grpc_proxy mqtt_proxy ws_proxy wss_proxy ftp_proxy no_proxy no_grpc_proxy".split()
+)
 """Variables by which libraries of HTTP, gRPC and MQTT choose a proxy, or go past the one that is configured."""
 log = logging.getLogger(__name__)
 

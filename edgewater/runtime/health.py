@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from edgewater.model.errors import InvalidConfig
+from edgewater.base.errors import InvalidConfig
 from edgewater.runtime.configuration import split_address
 from edgewater.runtime.connections import ConnectionLimits, GuardedServer, guarded
 from edgewater.runtime.tasks import Tasks

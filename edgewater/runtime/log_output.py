@@ -20,7 +20,7 @@ FORMATS = ("text", "json")
 TEXT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 MAX_WAITING = 10_000
 """The most lines that wait until stderr is read. Further lines are left out."""
-END_S = 2
+END_S = 2  # limit: the end of a process
 """The time that a process that ends waits until its log is read."""
 log = logging.getLogger(__name__)
 
@@ -54,9 +54,14 @@ def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--log-level", default="info", show_default=True, type=click.Choice(LEVELS), help="Level of the log on stderr."
     )
     form = click.option(
-        "--log-format", default="text", show_default=True, type=click.Choice(FORMATS), envvar="EDGEWATER_LOG_FORMAT",
-        show_envvar=True, help="Text, or a line of JSON per record.",
-    )  # fmt: skip
+        "--log-format",
+        default="text",
+        show_default=True,
+        type=click.Choice(FORMATS),
+        envvar="EDGEWATER_LOG_FORMAT",
+        show_envvar=True,
+        help="Text, or a line of JSON per record.",
+    )
     return level(form(command))
 
 

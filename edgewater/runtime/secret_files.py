@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-MOST_BYTES = 64 << 10
+MOST_BYTES = 64 << 10  # limit: memory of a secret
 
 
 def read_secret_file(path: Path, *, is_pem: bool = False) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-from edgewater.model.errors import IncompatibleState
+from edgewater.base.errors import IncompatibleState
 
 RELEASE = version("edgewater")
 

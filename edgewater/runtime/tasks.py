@@ -16,9 +16,9 @@ from typing import Any
 
 from prometheus_client import Counter
 
-from edgewater.model.errors import EdgewaterError, named
+from edgewater.base.errors import EdgewaterError, named
 
-END_S = 20.0
+END_S = 20.0  # limit: the end of a process
 """A process that does not end within this time after a failure is killed."""
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from edgewater.model.errors import EdgewaterError, plain
+from edgewater.base.errors import EdgewaterError, plain
 
-WIDTH = 200
+WIDTH = 200  # limit: the width of output
 """The width of the output in columns if it is no terminal."""
 
 

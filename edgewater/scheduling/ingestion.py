@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgewater.model.errors import InvalidConfig
+from edgewater.base.errors import InvalidConfig
 
 FloatArray = NDArray[np.float64]
 
@@ -33,10 +33,10 @@ STEP = 0.01
 """How much a miss raises the working share. A hit lowers it so that hits and misses balance at the confidence."""
 HALF_LIVES = 4
 """How often the weight of a delay halves over the length of the history."""
-MAX_SHARE = 2.0
-REACH = 5.0
+MAX_SHARE = 2.0  # limit: width of the interval
+REACH = 5.0  # limit: width of the interval
 """By how many ranges of the delays the interval grows per unit of the working share above 1."""
-_REFRESHES = 50
+_REFRESHES = 50  # limit: time of sorting
 """The interval is computed anew after a fiftieth of the history has been replaced, because sorting takes most of the
 time."""
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from edgewater.synopses.array_stack import ArrayStack
 from edgewater.synopses.base import (
     ITEM_TYPES,
-    NUMBER_TYPES,
     BoolArray,
     BoundedError,
     Count,
@@ -35,17 +34,22 @@ from edgewater.synopses.base import (
     Synopsis,
     Variance,
 )
-from edgewater.synopses.distinct import HyperLogLog
-from edgewater.synopses.exact import CountStack, ExtremumStack, IntegerSumStack, MaxStack, MeanStack, SumStack
-from edgewater.synopses.frequency import CountMin, CountMinStack, FastAgms, TopK
+from edgewater.synopses.distinct.hyperloglog import HyperLogLog
+from edgewater.synopses.exact.aggregates import CountStack, ExtremumStack, MaxStack, SumStack
+from edgewater.synopses.frequency.count_min import CountMin
+from edgewater.synopses.frequency.fast_agms import FastAgms
+from edgewater.synopses.frequency.top_k import TopK
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.synopses.hashing import DEFAULT_SEED, finalised, finalised_word, hash_values
-from edgewater.synopses.histograms import EquiDepthHistogram, EquiDepthStack, EquiWidthHistogram, EquiWidthStack
+from edgewater.synopses.histograms.equi_depth import EquiDepthHistogram
+from edgewater.synopses.histograms.equi_width import EquiWidthHistogram
 from edgewater.synopses.intervals import normal_quantile
 from edgewater.synopses.key_table import EncodedKeys, KeyTable, count_distinct
 from edgewater.synopses.manager import GeneralManager, SliceManager
-from edgewater.synopses.membership import BloomFilter, BloomStack, CountingCuckooFilter, CuckooFilter, CuckooStack
-from edgewater.synopses.quantiles import DDSketch, Kll, KllStack
+from edgewater.synopses.membership.bloom import BloomFilter
+from edgewater.synopses.membership.cuckoo import CountingCuckooFilter, CuckooFilter
+from edgewater.synopses.quantiles.ddsketch import DDSketch
+from edgewater.synopses.quantiles.kll import Kll, KllStack
 from edgewater.synopses.questions import (
     Contains,
     FalsePositiveRate,
@@ -57,7 +61,6 @@ from edgewater.synopses.questions import (
     Proportion,
     Range,
     RangeSum,
-    RankedItems,
     SelfJoinSize,
     SubsetCount,
     TopItems,
@@ -76,51 +79,42 @@ from edgewater.synopses.registry import (
     stack_from_message,
 )
 from edgewater.synopses.salvage import merge_what_fits
-from edgewater.synopses.sampling import (
-    BernoulliSample,
-    BiasedReservoir,
-    FifoSample,
-    ReservoirSample,
-    RowSampleStack,
-    SampleStack,
-    SingleSample,
-    is_sampled,
-    sample_function,
-    source_of,
-)
+from edgewater.synopses.sampling.bernoulli import BernoulliSample
+from edgewater.synopses.sampling.biased_reservoir import BiasedReservoir
+from edgewater.synopses.sampling.fifo import FifoSample
+from edgewater.synopses.sampling.reservoir import ReservoirSample
+from edgewater.synopses.sampling.row_sample import RowSampleStack, is_sampled
+from edgewater.synopses.sampling.sample_functions import sample_function
+from edgewater.synopses.sampling.sample_rows import source_of
+from edgewater.synopses.sampling.sample_stack import SampleStack
 from edgewater.synopses.serialized import AnySynopsis, from_bytes, merge_bytes
 from edgewater.synopses.single import SingleSynopsis
-from edgewater.synopses.wavelets import HaarWavelet, MaxErrorWavelet
+from edgewater.synopses.wavelets.haar import HaarWavelet
+from edgewater.synopses.wavelets.haar_max import MaxErrorWavelet
 
 __all__ = [
     "DEFAULT_SEED",
     "ITEM_TYPES",
-    "NUMBER_TYPES",
     "REQUIRED",
     "AnySynopsis",
     "ArrayStack",
     "BernoulliSample",
     "BiasedReservoir",
     "BloomFilter",
-    "BloomStack",
     "BoolArray",
     "BoundedError",
     "Contains",
     "Count",
     "CountMin",
-    "CountMinStack",
     "CountStack",
     "CountingCuckooFilter",
     "CuckooFilter",
-    "CuckooStack",
     "DDSketch",
     "Distinct",
     "DivisibleSum",
     "EncodedKeys",
     "EquiDepthHistogram",
-    "EquiDepthStack",
     "EquiWidthHistogram",
-    "EquiWidthStack",
     "Estimate",
     "Estimates",
     "ExtremumStack",
@@ -136,7 +130,6 @@ __all__ = [
     "HyperLogLog",
     "Incremental",
     "IntArray",
-    "IntegerSumStack",
     "IntersectionSize",
     "ItemRanking",
     "JoinSize",
@@ -147,7 +140,6 @@ __all__ = [
     "MaxStack",
     "Maximum",
     "Mean",
-    "MeanStack",
     "Minimum",
     "Parameter",
     "Parameters",
@@ -160,13 +152,11 @@ __all__ = [
     "Range",
     "RangeSum",
     "Rank",
-    "RankedItems",
     "ReservoirSample",
     "RowSampleStack",
     "SampleFunction",
     "SampleStack",
     "SelfJoinSize",
-    "SingleSample",
     "SingleSynopsis",
     "SliceManager",
     "Stack",

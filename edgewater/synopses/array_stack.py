@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
-from edgewater.model.errors import IncompatibleSynopses, InvalidRequest
-from edgewater.synopses.base import BoolArray, Estimates, IntArray, Properties, Question, Questions
+from edgewater.base.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
+from edgewater.base.streams import type_name
+from edgewater.synopses.base import NUMBER_TYPES, BoolArray, Estimates, IntArray, Properties, Question, Questions
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.codec import ArrayRoles
 from edgewater.synopses.encoding.layout import Layout, field, layout_for
+from edgewater.synopses.registry import Function, Parameters, register_function, register_kind
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 T = TypeVar("T", bound=np.generic)
@@ -21,7 +24,8 @@ T = TypeVar("T", bound=np.generic)
 class ArrayStack:
     """A stack whose state is a few arrays of shape (groups,), each with a value for "empty".
 
-    Subclasses define `arrays` (name -> dtype, empty value) and implement `update`, `merge` and `query`.
+    Subclasses define `arrays` (name -> dtype, empty value) and implement `update`, `merge` and `query`. Attributes that
+    are arguments of the constructor are named in `required`, `options` or `carried`.
     """
 
     kind: ClassVar[str]
@@ -29,6 +33,14 @@ class ArrayStack:
     properties: ClassVar[Properties]
     questions: ClassVar[Questions]
     arrays: ClassVar[dict[str, tuple[str, float]]]
+    required: ClassVar[tuple[str, ...]] = ()
+    """Attributes that are parameters: equal in stacks that merge, and in every message."""
+    options: ClassVar[tuple[str, ...]] = ()
+    """Attributes that are parameters unless they are None."""
+    carried: ClassVar[tuple[str, ...]] = ()
+    """Further attributes that a copy takes over: of ``level``, ``source``, ``seed`` and ``item_type``."""
+    types: ClassVar[tuple[str, ...]] = NUMBER_TYPES
+    """The names of the types of values that it accepts."""
     layouts: ClassVar[tuple[Layout, ...]] = ()
     """The layouts of the kind's messages, each with another number of arrays; empty: the kind declares no layout."""
     stacking: ClassVar[ArrayRoles | None] = None
@@ -49,7 +61,13 @@ class ArrayStack:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        return {}
+        values = {name: getattr(self, name) for name in (*self.required, *self.options)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    @property
+    def _header_parameters(self) -> dict[str, Any]:
+        """The parameters in the header of a message."""
+        return self.parameters
 
     @property
     def nbytes(self) -> int:
@@ -83,7 +101,7 @@ class ArrayStack:
 
     def _empty(self) -> Self:
         """Returns an empty stack with equal parameters, of no groups."""
-        return type(self)()
+        return type(self)(**self.parameters, **{name: getattr(self, name) for name in self.carried})
 
     def reset(self, groups: IntArray) -> None:
         for name, (_, empty) in self.arrays.items():
@@ -109,15 +127,43 @@ class ArrayStack:
             )
 
     def to_message(self) -> SynopsisMessage:
-        message = codec.header(self.kind, self.version, self.parameters)
+        message = self._header()
         message.arrays.extend(codec.encode(self._view(name)) for name in self.arrays)
         return message
 
+    def _header(self) -> SynopsisMessage:
+        """Returns a message without arrays."""
+        seed = getattr(self, "seed", 0) if "seed" in self.carried else 0
+        return codec.header(self.kind, self.version, self._header_parameters, seed=seed)
+
     @classmethod
     def from_message(cls, message: SynopsisMessage) -> Self:
-        _, decoded = cls._open(message)
-        result = cls()
-        result._load(decoded)
+        """Raises CorruptSynopsis or UnsupportedVersion."""
+        parameters, arrays = cls._open(message)
+        try:
+            return cls._decoded(cls._arguments(message, parameters), arrays)
+        except (KeyError, IndexError, TypeError, ValueError, InvalidRequest) as exc:
+            raise CorruptSynopsis(f"{cls.kind}: parameters and arrays do not fit: {exc}") from exc
+
+    @classmethod
+    def _arguments(cls, message: SynopsisMessage, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the arguments of the constructor that the header of a message has. Raises KeyError."""
+        given = {name: parameters[name] for name in cls.required}
+        given |= {name: parameters[name] for name in cls.options if name in parameters}
+        return given | ({"seed": message.seed} if "seed" in cls.carried else {})
+
+    @classmethod
+    def _decoded(cls, given: dict[str, Any], arrays: list[Any]) -> Self:
+        """Returns the stack of a message's arrays, which fit the layout.
+
+        Args:
+            given: arguments of the constructor.
+
+        Raises:
+            KeyError, IndexError, TypeError, ValueError, InvalidRequest: the arrays are no state of this kind.
+        """
+        result = cls(**given)
+        result._load(arrays)
         return result
 
     @classmethod
@@ -135,6 +181,26 @@ class ArrayStack:
         """Sets `arrays` from the first arrays of a message."""
         self._state.update(zip(self.arrays, decoded, strict=False))
         self._length = len(decoded[0])
+
+
+def register_stack(stack: type[Any], name: str = "", *aliases: str, **declared: Any) -> None:
+    """Registers a kind of stack and its query function.
+
+    Args:
+        stack: a class over `ArrayStack`.
+        name: the name of the function; by default the kind's.
+        declared: attributes of the `Function`. Its parameters are arguments of the stack's constructor.
+    """
+
+    def make(parameters: Parameters, data_type: pa.DataType | None, seed: int | None = None) -> Any:
+        given = dict(parameters)
+        if "item_type" in stack.carried:
+            given["item_type"] = None if data_type is None else type_name(data_type)
+        return stack(**given) if seed is None else stack(**given, seed=seed)
+
+    register_kind(stack)
+    declared = {"make": make, "types": stack.types, "seeded": "seed" in stack.carried, **declared}
+    register_function(Function(name or stack.kind, **declared), *aliases)
 
 
 def with_capacity(rows: npt.NDArray[T], groups: int) -> npt.NDArray[T]:

@@ -26,6 +26,10 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
+CHUNK = 1 << 15  # measured: bench.synopses
+"""Values that a stack adds at a time, so that temporary arrays stay in the L2 cache."""
+MIN_PENDING = 1 << 14  # measured: bench.synopses
+"""Rows that a stack buffers at least before it merges them into its sorted rows."""
 ITEM_TYPES = ("string", "int64", "float64", "bool")
 """Column types whose values can be compared for equality. Functions of items and samples accept them."""
 NUMBER_TYPES = ("int64", "float64")
@@ -39,7 +43,6 @@ class Properties:
         mergeable: two synopses of equal parameters merge into the synopsis of their union.
         commutative: the order of updates and merges does not change any answer.
         idempotent: merging the same synopsis twice changes nothing, so re-delivery is harmless.
-        invertible: a merge can be undone by subtraction.
         linear: the state is a linear function of the frequency vector.
         ordered: the state depends on the order, or on the event time, of values.
         reproducible: the same batches in the same order give the same bytes. Recovery by journal replay
@@ -49,7 +52,6 @@ class Properties:
     mergeable: bool = True
     commutative: bool = True
     idempotent: bool = False
-    invertible: bool = False
     linear: bool = False
     ordered: bool = False
     reproducible: bool = True

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from edgewater.model.errors import InvalidRecord, InvalidRequest
+from edgewater.base.errors import InvalidRecord, InvalidRequest
 from edgewater.synopses.base import BoolArray, IntArray
 
 

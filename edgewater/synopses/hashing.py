@@ -22,24 +22,24 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from edgewater.model.errors import InvalidRecord
+from edgewater.base.errors import InvalidRecord
 from edgewater.synopses.base import IntArray
 
 WordArray = npt.NDArray[np.uint64]
 
 DEFAULT_SEED = 0x45444745_57415452  # "EDGEWATR"
 
-_MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # Stafford's variant 13, as in SplitMix64
-_NAN_BITS = 0x7FF8000000000000
+_MASK = (1 << 64) - 1  # format: of uint64
+_GOLDEN = 0x9E3779B97F4A7C15  # format: of SplitMix64
+_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # format: of SplitMix64
+_NAN_BITS = 0x7FF8000000000000  # format: of float64
 _TAGS = {"bool": 1, "integer": 2, "float": 3, "string": 4, "binary": 5}
 _ACCEPTED = "strings, bytes, integers, floats or bools, without nulls"
 
-_WORDS_BY_POSITION = 16
+_WORDS_BY_POSITION = 16  # measured: bench.synopses
 """Words of a string that are hashed position by position. Further words of a longer string are hashed row by row."""
 
-_ENCODE_FROM_BYTES = 48
+_ENCODE_FROM_BYTES = 48  # measured: bench.synopses
 """Mean length in bytes of repeated values above which it is faster to hash only distinct strings."""
 
 

@@ -6,19 +6,21 @@ A stack takes the item type from the measure's argument or from the first batch,
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
-from edgewater.model.errors import CorruptSynopsis, InvalidRecord, InvalidRequest
-from edgewater.model.streams import COLUMN_TYPES, type_name
+from edgewater.base.errors import CorruptSynopsis, InvalidRecord, InvalidRequest
+from edgewater.base.streams import COLUMN_TYPES, type_name
 from edgewater.synopses.array_stack import ArrayStack
 from edgewater.synopses.base import ITEM_TYPES, FloatArray
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray, finalised, hash_values
+from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
-CHUNK = 1 << 14  # values hashed at a time, so that temporaries stay in the L2 cache
+CHUNK = 1 << 14  # values hashed at a time, so that temporaries stay in the L2 cache; measured: bench.synopses
 _BY_KIND = {"b": "bool", "i": "int64", "u": "int64", "f": "float64"}
 
 
@@ -30,6 +32,9 @@ class ItemStack(ArrayStack):
         item_type: one of `ITEM_TYPES`, or None before it is known.
     """
 
+    carried: ClassVar[tuple[str, ...]] = ("seed", "item_type")
+    types: ClassVar[tuple[str, ...]] = ITEM_TYPES
+
     def __init__(self, groups: int = 0, *, seed: int = DEFAULT_SEED, item_type: str | None = None) -> None:
         if item_type is not None and item_type not in ITEM_TYPES:
             raise InvalidRequest("item_type", item_type, f"one of {', '.join(ITEM_TYPES)}")
@@ -40,6 +45,13 @@ class ItemStack(ArrayStack):
     @property
     def _header_parameters(self) -> dict[str, Any]:
         return {**self.parameters, "items": self.item_type}
+
+    @classmethod
+    def _arguments(cls, message: SynopsisMessage, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        item_type = parameters.get("items")
+        if item_type is not None and item_type not in ITEM_TYPES:
+            raise CorruptSynopsis(f"{cls.kind}: {item_type!r} is not a type of items")
+        return super()._arguments(message, parameters) | {"item_type": item_type}
 
     def _check_item_type(self, values: Any) -> None:
         """Adopts the type of a first batch. Raises InvalidRecord for a batch of another type."""
@@ -86,14 +98,6 @@ class ItemStack(ArrayStack):
             raise InvalidRequest("other", f"{len(stack)} groups", f"1 group or {len(self)}")
         self._require_same_items(stack)
         return stack
-
-
-def read_item_type(parameters: dict[str, Any], kind: str) -> str | None:
-    """Returns the item type in a message's parameters. Raises CorruptSynopsis."""
-    item_type = parameters.get("items")
-    if item_type is not None and item_type not in ITEM_TYPES:
-        raise CorruptSynopsis(f"{kind}: {item_type!r} is not a type of items")
-    return item_type
 
 
 def coerce_item(item: Any, item_type: str) -> Any:

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from edgewater.synopses.base import IntArray
 
-FEW = 16
+FEW = 16  # measured: bench.synopses
 """A column uses a sorted array if the looked-up values are fewer than one in this many of the table's values. So few
 rows are compared in Python, which is faster than a call of Arrow."""
 

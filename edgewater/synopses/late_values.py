@@ -12,7 +12,7 @@ from edgewater.synopses.base import Count, Estimates, FloatArray, Mean, Stack
 
 LATE_VALUES = ("sum", "max", "min", "mean", "var")
 """The functions whose values keep bounds by the values of late records. A count keeps them by their number."""
-_OUTWARDS = 2.0**-48
+_OUTWARDS = 2.0**-48  # derived: it exceeds the rounding of the computation
 """Bounds are moved outwards by this fraction, which exceeds the rounding of their computation."""
 
 

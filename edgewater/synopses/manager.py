@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
+from edgewater.base.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
 from edgewater.synopses.base import Estimate, Properties
 from edgewater.synopses.checks import check_whole
 from edgewater.synopses.encoding import codec
@@ -27,9 +27,9 @@ from edgewater.synopses.wavelets.haar import HaarWavelet
 from edgewater.synopses.wavelets.haar_max import MaxErrorWavelet
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
-MAX_PARTITIONS = 1 << 16
-MAX_BLOCK = 1 << 40
-_KEYS = 1 << 62
+MAX_PARTITIONS = 1 << 16  # limit: memory of a manager
+MAX_BLOCK = 1 << 40  # limit: memory of a manager
+_KEYS = 1 << 62  # format: of int64
 
 
 class Manager(OrderedSynopsis):

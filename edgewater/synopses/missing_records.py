@@ -43,7 +43,7 @@ from edgewater.synopses.sampling.biased_reservoir import BiasedReservoirStack
 from edgewater.synopses.sampling.fifo import FifoStack
 from edgewater.synopses.sampling.sample_stack import SampleStack
 
-_RANK_CHUNKS = 64
+_RANK_CHUNKS = 64  # limit: CPU of bounds
 """Chunks of groups whose quantiles are evaluated at the same ranks."""
 _OF_A_PART = (BiasedReservoirStack, FifoStack)
 """Samples of the newest records: a missing record may replace any record of them."""

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from edgewater.model.errors import InvalidRequest
-from edgewater.model.float_bounds import SIDES
-from edgewater.model.number_columns import outwards
+from edgewater.base.errors import InvalidRequest
+from edgewater.base.float_bounds import SIDES
+from edgewater.base.number_columns import outwards
 from edgewater.synopses.base import (
     Count,
     Distinct,
@@ -79,17 +79,6 @@ BINARY_QUESTIONS = ("join_size", "union_size", "intersection_size")
 INTEGER_QUESTIONS: tuple[type[Question], ...] = (Count, Frequency, Range, TopItems)
 """Questions whose answers are integers on stacks that count."""
 
-_FIELDS: dict[str, tuple[str, ...]] = {
-    "quantile": ("q",),
-    "rank": ("x",),
-    "frequency": ("item",),
-    "contains": ("item",),
-    "range": ("lo", "hi"),
-    "proportion": ("lo", "hi"),
-    "top": ("k",),
-    **dict.fromkeys(BINARY_QUESTIONS, ("other",)),
-}
-
 
 def question_kind(name: str, stack: Stack) -> type[Question] | None:
     """Returns the question class that a name stands for on this stack; None: the stack cannot answer it."""
@@ -128,7 +117,7 @@ def parse_question(
         )
         raise InvalidRequest("question", name, f"one of {', '.join(answerable_questions(stack))}", reason)
     wanted: dict[str, Any] = {}
-    for field in _FIELDS.get(name, ()):
+    for field in [name for name in kind.__dataclass_fields__ if name != "confidence"]:
         if field not in given:
             raise InvalidRequest(field, None, _ACCEPTED[field], f"the question {name} requires it")
         wanted[field] = _read_field(field, given[field], stack)

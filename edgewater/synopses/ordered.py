@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import ClassVar, Self
 
-from edgewater.model.errors import InvalidRequest
-from edgewater.synopses.base import Count, Estimate, Mean, Question, Questions, Sum
+from edgewater.base.errors import InvalidRequest
+from edgewater.synopses.base import Count, Estimate, Mean, Properties, Question, Questions, Sum
 from edgewater.synopses.checks import check_whole
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.questions import Point, RangeSum
@@ -21,6 +21,7 @@ class OrderedSynopsis:
 
     kind: ClassVar[str]
     version: ClassVar[int] = 1
+    properties: ClassVar[Properties]
     questions: ClassVar[Questions] = (RangeSum, Point, Sum, Mean, Count)
 
     @property

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from edgewater.model.streams import COLUMN_TYPES
-from edgewater.runtime.plugins import NAME, InvalidPlugin, PluginLoader, PluginOrigin, PluginProblem
+from edgewater.base.plugins import NAME, InvalidPlugin, PluginLoader, PluginOrigin, PluginProblem
+from edgewater.base.streams import COLUMN_TYPES
 from edgewater.synopses import registry
 from edgewater.synopses.base import Estimates, Properties, Question, Stack
 from edgewater.synopses.registry import Function
@@ -90,10 +90,8 @@ def _check_kind(stack: Any) -> None:
         raise InvalidPlugin(f"{stack.__name__}.properties is {properties!r}; expected Properties(…)")
     if not isinstance(questions, tuple) or not questions or not all(_is_question(q) for q in questions):
         raise InvalidPlugin(f"{stack.__name__}.questions is {questions!r}; expected a tuple of Question classes")
-    if (properties.invertible or properties.linear) and not (properties.mergeable and properties.invertible):
-        raise InvalidPlugin(
-            f"{stack.__name__} has linear={properties.linear}: a linear state is mergeable and invertible"
-        )
+    if properties.linear and not properties.mergeable:
+        raise InvalidPlugin(f"{stack.__name__} is linear: a linear state is mergeable")
 
 
 def _is_question(candidate: object) -> bool:

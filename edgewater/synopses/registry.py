@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
-from edgewater.model.errors import (
+from edgewater.base.errors import (
     CorruptSynopsis,
     InvalidInput,
     InvalidQuery,
@@ -23,7 +23,7 @@ from edgewater.model.errors import (
     UnsupportedVersion,
     did_you_mean,
 )
-from edgewater.model.streams import type_name
+from edgewater.base.streams import type_name
 from edgewater.synopses.base import NUMBER_TYPES, Question, SampleFunction, Stack
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
@@ -109,7 +109,7 @@ Sizing = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """Computes parameters from goals, such as ``{"epsilon": 0.01}``. Raises InvalidInput with the goal's field."""
 
 
-_ROWS_BEYOND_ROOM = 4096
+_ROWS_BEYOND_ROOM = 4096  # derived: more than the room of an empty stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,46 +339,27 @@ def function_names() -> list[str]:
     return sorted(name for name, function in _FUNCTIONS.items() if not function.unavailable)
 
 
+_QUANTILES = "quantile(x, 0.99), or quantiles, which answers any quantile"
 _MEANT = {
-    **dict.fromkeys(("approx_count_distinct", "approx_distinct", "count_distinct", "nunique", "uniq", "hll"),
-                    "distinct"),
-    **dict.fromkeys(("percentile", "percentile_approx", "approx_percentile", "approx_quantile", "percentile_cont",
-                     "median"), "quantile(x, 0.99), or quantiles, which answers any quantile"),
-    **dict.fromkeys(("stddev", "stddev_samp", "stddev_pop", "stdev", "std"), "var, the square of it"),
-    **dict.fromkeys(("count_if", "countif", "count_where"), "sum(if(condition, 1, 0))"),
-    **dict.fromkeys(("sum_if", "sumif"), "sum(if(condition, x, 0))"),
-    **dict.fromkeys(("avg_if", "avgif", "mean_if"), "mean(if(condition, x, null))"),
-    **dict.fromkeys(("ratio", "share", "proportion", "rate"), "mean(if(condition, 1, 0))"),
-    **dict.fromkeys(("topk", "approx_top_k", "most_frequent", "mode"), "top_k"),
-}  # fmt: skip
-"""Names that other systems give to these functions."""
+    "approx_count_distinct approx_distinct count_distinct nunique uniq hll": "distinct",
+    "percentile percentile_approx approx_percentile approx_quantile percentile_cont median": _QUANTILES,
+    "stddev stddev_samp stddev_pop stdev std": "var, the square of it",
+    "count_if countif count_where": "sum(if(condition, 1, 0))",
+    "sum_if sumif": "sum(if(condition, x, 0))",
+    "avg_if avgif mean_if": "mean(if(condition, x, null))",
+    "ratio share proportion rate": "mean(if(condition, 1, 0))",
+    "topk approx_top_k most_frequent mode": "top_k",
+}
+"""By names that other systems give to functions, what to write instead."""
 
 
 def meant_function(name: str) -> str:
     """Returns ``, did you mean distinct?`` for a name that is no function; empty if no function has a similar name."""
     if re.fullmatch(r"p\d{1,2}(_?\d+)?", name):
-        return ", did you mean quantile(x, 0.99), or quantiles, which answers any quantile?"
-    if name in _MEANT:
-        return f", did you mean {_MEANT[name]}?"
+        return f", did you mean {_QUANTILES}?"
+    if (meant := next((meant for names, meant in _MEANT.items() if name in names.split()), None)) is not None:
+        return f", did you mean {meant}?"
     return did_you_mean(name, [*function_names(), *_ALIASES])
-
-
-def stack_maker(stack: Callable[..., Stack], *, items: bool = False) -> Callable[..., Stack]:
-    """Returns a `Function.make` that passes the parameters, and the seed if it is given, to `stack` by name.
-
-    Args:
-        items: whether the stack also takes `item_type`, the name of the argument's type (None: not known yet).
-    """
-
-    def make(parameters: Parameters, data_type: pa.DataType | None, seed: int | None = None) -> Stack:
-        given = dict(parameters)
-        if items:
-            given["item_type"] = None if data_type is None else type_name(data_type)
-        if seed is not None:
-            given["seed"] = seed
-        return stack(**given)
-
-    return make
 
 
 def kind_named(name: str) -> type[Stack] | None:

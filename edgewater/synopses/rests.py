@@ -32,7 +32,7 @@ from edgewater.wire import Rest
 MAX_PARTS = 8
 """Maximum numbers of a rest that a reader accepts. Sums of floats of usual sizes have one to three."""
 NOTHING = Rest()
-_MAX_VALUES = 1 << 62
+_MAX_VALUES = 1 << 62  # format: of int64
 _MAX_INTEGER = 1 << 120
 """Larger sums of integers are unknown: the sum over all edges has to fit into 128 bits."""
 _BY_FUNCTION = {"sum": FloatSumStack, "mean": MeanStack, "var": VarianceStack}

@@ -6,58 +6,26 @@ A center merges the partials of its queries with `GroupedAggregate.merge_bytes`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
-from edgewater.model.errors import IncompatibleSynopses, UnsupportedVersion
+from edgewater.base.errors import IncompatibleSynopses, UnsupportedVersion
 from edgewater.synopses import plugins
-from edgewater.synopses.distinct.hyperloglog import HyperLogLog
 from edgewater.synopses.encoding import codec
-from edgewater.synopses.frequency.count_min import CountMin
-from edgewater.synopses.frequency.fast_agms import FastAgms
-from edgewater.synopses.frequency.top_k import TopK
 from edgewater.synopses.grouped import GroupedAggregate, numbered, require_readable
-from edgewater.synopses.histograms.equi_depth import EquiDepthHistogram
-from edgewater.synopses.histograms.equi_width import EquiWidthHistogram
-from edgewater.synopses.manager import GeneralManager, SliceManager
-from edgewater.synopses.membership.bloom import BloomFilter
-from edgewater.synopses.membership.cuckoo import CountingCuckooFilter, CuckooFilter
-from edgewater.synopses.quantiles.ddsketch import DDSketch
-from edgewater.synopses.quantiles.kll import Kll
-from edgewater.synopses.sampling.bernoulli import BernoulliSample
-from edgewater.synopses.sampling.biased_reservoir import BiasedReservoir
-from edgewater.synopses.sampling.fifo import FifoSample
-from edgewater.synopses.sampling.reservoir import ReservoirSample
+from edgewater.synopses.ordered import OrderedSynopsis
 from edgewater.synopses.single import SingleSynopsis
-from edgewater.synopses.wavelets.haar import HaarWavelet
-from edgewater.synopses.wavelets.haar_max import MaxErrorWavelet
 
-AnySynopsis = GroupedAggregate | HaarWavelet | GeneralManager | SliceManager | SingleSynopsis[Any]
+AnySynopsis = GroupedAggregate | OrderedSynopsis | SingleSynopsis[Any]
 
-_BUILT_IN: dict[str, type[AnySynopsis]] = {
-    t.kind: t
-    for t in (
-        GroupedAggregate,
-        HyperLogLog,
-        DDSketch,
-        CountMin,
-        FastAgms,
-        BloomFilter,
-        CuckooFilter,
-        CountingCuckooFilter,
-        TopK,
-        ReservoirSample,
-        BernoulliSample,
-        FifoSample,
-        BiasedReservoir,
-        EquiWidthHistogram,
-        EquiDepthHistogram,
-        Kll,
-        HaarWavelet,
-        MaxErrorWavelet,
-        GeneralManager,
-        SliceManager,
-    )
-}
+
+@cache
+def _built_in() -> dict[str, type[AnySynopsis]]:
+    """Returns the kinds of this package. The facade imports all modules with kinds."""
+    found: list[type[Any]] = [GroupedAggregate, SingleSynopsis, OrderedSynopsis]
+    for each in found:  # it grows
+        found += each.__subclasses__()
+    return {each.kind: each for each in found if hasattr(each, "kind") and each.__module__.startswith("edgewater.")}
 
 
 def from_bytes(data: bytes) -> AnySynopsis:
@@ -69,12 +37,12 @@ def from_bytes(data: bytes) -> AnySynopsis:
     """
     message = codec.unseal(data)
     kind = message.kind
-    found = _BUILT_IN.get(kind)
+    found = _built_in().get(kind)
     if found is None:
         plugins.INSTALLED.load()
         found = plugins.INSTALLED.singles.get(kind)
     if found is None:
-        known = ", ".join(sorted({**_BUILT_IN, **plugins.INSTALLED.singles}))
+        known = ", ".join(sorted({**_built_in(), **plugins.INSTALLED.singles}))
         raise UnsupportedVersion(
             f"synopsis kind {kind!r} is not one of those read here: {known}; {plugins.INSTALLED.hint()}"
         )

@@ -44,11 +44,16 @@ class ShownInterval:
 
 @dataclass(frozen=True, slots=True)
 class ShownNumber:
-    """One number per group without an interval, such as the size of a sample."""
+    """One number per group without an interval, such as the size of a sample.
+
+    Attributes:
+        is_rare: JSON and the Prometheus face leave it out if it is 0 in each group. Tables always have it.
+    """
 
     name: str
     values: FloatArray
     whole: bool = False
+    is_rare: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +172,9 @@ def ranking(ranked: RankedItems, question: TopItems | None = None) -> ShownList:
     return ShownList("top", ranked.groups, {"item": ranked.items}, ranked.frequencies, asked, True)
 
 
-def nans(counts: IntArray) -> tuple[ShownNumber, ...]:
-    """Returns the number of NaN per group as a member of a cell; nothing if no group has any."""
-    return (ShownNumber("nan", counts.astype(np.float64), True),) if counts.any() else ()
+def nans(counts: IntArray) -> ShownNumber:
+    """Returns the number of NaN per group as a member of a cell."""
+    return ShownNumber("nan", counts.astype(np.float64), whole=True, is_rare=True)
 
 
 def number_key(x: float) -> str:

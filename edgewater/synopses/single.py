@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from edgewater.model.errors import CorruptSynopsis, InvalidRecord
-from edgewater.model.streams import COLUMN_TYPES, type_name
+from edgewater.base.errors import CorruptSynopsis, InvalidRecord
+from edgewater.base.streams import COLUMN_TYPES, type_name
 from edgewater.synopses.base import Estimate, Properties, Question, Questions, Stack, arrow_values
 from edgewater.synopses.encoding import codec
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
-
-class BatchMerging(Stack, Protocol):
-    """A stack for which merging many at once is cheaper than merging one after the other."""
-
-    def merge_singles(self, others: Sequence[Self]) -> None:
-        """Merges stacks of one group into this stack of one group. Raises IncompatibleSynopses."""
-
-
 S = TypeVar("S", bound=Stack)
-
-
-def merge_singles(stack: S, others: Sequence[S]) -> None:
-    """Merges stacks of one group into a stack of one group, all at once if it is `BatchMerging`.
-
-    It tests for the attribute: `isinstance` of a protocol looks up all members, and takes longer than a merge.
-    """
-    merge = getattr(stack, "merge_singles", None)
-    if merge is not None:
-        merge(others)
-        return
-    for other in others:
-        stack.merge(other, np.zeros(1, np.int64))
 
 
 def compacted(stack: S) -> S:
@@ -46,7 +24,7 @@ def compacted(stack: S) -> S:
 class SingleSynopsis(Generic[S]):
     """A `Synopsis` over a stack of length 1.
 
-    Subclasses define `stack_type` and `types`; the other constants of the contract are the stack's.
+    Subclasses define `stack_type`, and `types` if the stack does not. The other constants are the stack's.
 
     Attributes:
         records: number of values that were added or merged, without nulls.
@@ -61,8 +39,8 @@ class SingleSynopsis(Generic[S]):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         stack = cls.__dict__.get("stack_type")  # None: a base class
-        for name in ("kind", "properties", "questions"):
-            if stack is not None and name not in cls.__dict__:
+        for name in ("kind", "properties", "questions", "types"):
+            if hasattr(stack, name) and name not in cls.__dict__:
                 setattr(cls, name, getattr(stack, name))
 
     def __init__(self, stack: S) -> None:
@@ -124,8 +102,9 @@ class SingleSynopsis(Generic[S]):
         for other in others:
             if type(other) is not type(self):
                 codec.require_equal("synopses", self.kind, getattr(other, "kind", type(other).__name__))
-        result.records += sum([other.records for other in others])
-        merge_singles(result._stack, [other._stack for other in others])
+            result._stack.merge(other._stack, np.zeros(1, np.int64))
+            result.records += other.records
+        result._stack = compacted(result._stack)  # without the values of `others` that it has buffered
         return result
 
     def query(self, question: Question | None = None) -> Estimate:
@@ -156,19 +135,3 @@ class SingleSynopsis(Generic[S]):
         result = cls.__new__(cls)
         result._stack, result.records = stack, records
         return result
-
-
-class InvertibleSynopsis(SingleSynopsis[Any]):
-    """A `SingleSynopsis` over a stack with `decrement(codes, values)`, which subtracts values."""
-
-    def decrement(self, values: Any) -> None:
-        """Subtracts values that were added before. Skips nulls.
-
-        Raises:
-            InvalidRecord: values of another type.
-            InvalidRequest, IncompatibleSynopses: the kind detects values that were not added; nothing changes then.
-        """
-        columnar = self._columnar(arrow_values(values))
-        if len(columnar):
-            self._stack.decrement(np.zeros(len(columnar), np.int64), columnar)
-            self.records = max(self.records - len(columnar), 0)

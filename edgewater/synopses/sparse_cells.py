@@ -2,26 +2,22 @@
 
 A cell that is not in use costs no memory, and there is no object per group. A batch is appended as a run; runs
 are merged into the sorted array when they outgrow it, so that n updates cost O(n log n) in total instead of
-O(n · batches). `pack_rows` writes rows of counters, sparse or dense, whichever is smaller.
+O(n · batches).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from edgewater.synopses.base import BoolArray, IntArray, run_indices
-from edgewater.synopses.checks import check_dense
-from edgewater.synopses.encoding import codec
+from edgewater.synopses.base import MIN_PENDING, BoolArray, IntArray, run_indices
 from edgewater.synopses.encoding.layout import Field, field, totals
-from edgewater.wire.synopsis_pb2 import Array as ArrayMessage
 
-_CELL_BITS = 32
-_MIN_PENDING = 1 << 14
-_DENSE, _DENSE_SMALL, _SMALL = 3, 32, 1 << 20
+_CELL_BITS = 32  # format: half of int64
+_DENSE, _DENSE_SMALL, _SMALL = 3, 32, 1 << 20  # measured: bench.synopses
 """When cells are combined in an array of all cells. Up to `_SMALL` cells, it may be `_DENSE_SMALL` times as long as the
 used cells, because it stays in the cache. Above, it may be `_DENSE` times as long."""
 _IDENTITIES: dict[np.ufunc, Callable[[np.dtype[Any]], Any]] = {
@@ -53,12 +49,6 @@ def cell_fields(type_: str, **limits: Any) -> tuple[Field, ...]:
     )
 
 
-def row_fields(type_: str, **limits: Any) -> tuple[Field, ...]:
-    """Returns the fields of the output of `pack_rows`, of rows of this type."""
-    rows = field("dense rows", type_, "dense groups", "cells of a row", **limits)
-    return *cell_fields(type_, **limits), field("dense groups", "<i8", "dense groups", least=0), rows
-
-
 class SparseCells:
     """Values by (group, cell); a ufunc such as `np.add` combines values of the same cell."""
 
@@ -83,7 +73,7 @@ class SparseCells:
     @property
     def needs_consolidation(self) -> bool:
         """Whether the runs have outgrown the sorted array."""
-        return self._pending > max(len(self._keys), _MIN_PENDING)
+        return self._pending > max(len(self._keys), MIN_PENDING)
 
     @property
     def is_consolidated(self) -> bool:
@@ -195,41 +185,3 @@ class SparseCells:
         if ((cells < 0) | (cells >= 1 << _CELL_BITS)).any() or (keys[1:] <= keys[:-1]).any():
             raise ValueError("cells out of range or out of order")
         self._keys, self._values = keys, values
-
-
-_SPARSE_DIVISOR = 2
-"""A row with at most 1/2 of its cells in use is stored sparse: a sparse cell costs a difference and a value."""
-
-
-def pack_rows(rows: npt.NDArray[Any]) -> list[ArrayMessage]:
-    """Encodes `rows`, shape (groups, cells), as `ROW_ARRAYS` arrays.
-
-    A row is stored as all its cells, or as its non-zero cells.
-
-    The content of a row alone decides, so equal states give equal bytes.
-    """
-    sparse = np.count_nonzero(rows, axis=1) * _SPARSE_DIVISOR <= rows.shape[1]
-    which = np.flatnonzero(sparse)
-    groups, cells = np.nonzero(rows[which])
-    held = SparseCells(np.maximum, rows.dtype)  # cells are distinct; add would widen small types
-    held.replace(cell_keys(which[groups], cells.astype(np.int64)), rows[which[groups], cells])
-    dense = np.flatnonzero(~sparse)
-    return [codec.encode(array) for array in (*held.pack(len(rows)), dense, rows[dense])]
-
-
-def unpack_rows(arrays: Sequence[npt.NDArray[Any]], cells: int) -> npt.NDArray[Any]:
-    """Returns rows of this many cells from arrays of `row_fields`. Raises ValueError for arrays that do not fit."""
-    *packed, dense, dense_rows = arrays
-    groups, dtype = len(packed[0]), dense_rows.dtype
-    check_dense(groups, cells * dtype.itemsize)
-    held = SparseCells(np.maximum, dtype)
-    held.unpack(*packed)
-    keys, values = held.consolidated()
-    in_range = (cells_of(keys) < cells).all() and not np.isin(dense, groups_of(keys)).any()
-    ordered = (dense[1:] > dense[:-1]).all() and (dense < groups).all()
-    if not in_range or not ordered or dense_rows.shape != (len(dense), cells):
-        raise ValueError(f"rows of {cells} cells out of range or out of order")
-    rows = np.zeros((groups, cells), dtype)
-    rows[groups_of(keys), cells_of(keys)] = values
-    rows[dense] = dense_rows
-    return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -12,14 +13,15 @@ import google_crc32c
 import pyarrow as pa
 from google.protobuf.message import DecodeError
 
-from edgewater.guard.nesting import Nesting, check_nesting
-from edgewater.model.errors import CorruptFrame
+from edgewater.base.errors import CorruptFrame
+from edgewater.base.nesting import Nesting, check_nesting
+from edgewater.base.streams import COLUMN_TYPES, MAX_CONSTANT, Constant, is_constant
 from edgewater.wire import uplink_pb2 as pb
 
 MAX_BODY_BYTES = 64 << 20
 """Maximum bytes of a frame's body before compression that a reader accepts."""
 
-_ZSTD_MIN_BLOCK, _ZSTD_MAX_BLOCK = 4, 128 << 10
+_ZSTD_MIN_BLOCK, _ZSTD_MAX_BLOCK = 4, 128 << 10  # format: of zstd
 """A block of zstd takes at least 4 bytes, and is at most 128 KiB when it is decompressed (RFC 8878, 3.1.1.2)."""
 
 _LEAST_COMPRESSED_BYTES = 256
@@ -28,25 +30,28 @@ _LEAST_COMPRESSED_BYTES = 256
 _WITHHELD = Nesting(packed=frozenset({10}))
 _DROPPED = Nesting({5: _WITHHELD})
 _BODY_NESTING = Nesting(
-    {1: Nesting(), 2: Nesting({4: _WITHHELD}), 5: Nesting(), 6: Nesting(), 7: _DROPPED, 8: _DROPPED}
+    {1: Nesting(), 2: Nesting({4: _WITHHELD}), 5: Nesting(), 6: Nesting(), 7: _DROPPED, 8: _DROPPED, 9: Nesting()}
 )
 MAX_MESSAGES = 1 << 16
 """Maximum messages in a body that a reader accepts: a third more than a center applies
 (`edgewater.guard.frame_work`).
 """
-_BYTES_PER_MESSAGE = 4
+_BYTES_PER_MESSAGE = 4  # limit: memory of nested messages
 """The shortest message, a close of a slice without records, contains the slice's start, which takes more bytes."""
+
+MAX_ONLY = 8 * MAX_CONSTANT
+"""The largest length of `DroppedRecords.only`, in characters. JSON escapes a character with at most six."""
 
 RETRY_METADATA = "edgewater-retry-after-ms"
 """Key in the trailing metadata of a call that the center refuses for now: when the edge may connect again."""
 CODE_METADATA = "edgewater-code"
 """Key in the trailing metadata of a session that the gateway refuses or ends: the code of the error."""
 
-MIN_PROTOCOL, PROTOCOL = 1, 1
+MIN_PROTOCOL, PROTOCOL = 1, 1  # format: versions of the protocol
 """The versions of the session's protocol that this release speaks."""
 MAX_FRAMES = 512
 """Maximum frames of one message that a reader accepts."""
-FRAME_OVERHEAD_BYTES = 64
+FRAME_OVERHEAD_BYTES = 64  # limit: length of a frame's fields
 """Upper bound of the bytes of a frame on the wire without its body and the query's name."""
 
 
@@ -248,6 +253,8 @@ class DroppedRecords:
             are in the slice that starts at `slice_start_ms`.
         amounts: of records that came late, per measure, by how much all of them together may move a value. An absent
             measure is unknown.
+        only: of rejected records, a column of `group_by` with its value as a JSON object: the records can be in no
+            other groups; empty: they may be in any group.
     """
 
     slice_start_ms: int
@@ -255,6 +262,30 @@ class DroppedRecords:
     records: int
     until_ms: int | None = None
     amounts: tuple[Withheld, ...] = ()
+    only: str = ""
+
+    @property
+    def kind(self) -> str:
+        """The label of the reason, followed by `only`. `reason_of` separates them."""
+        return self.reason.label + self.only
+
+
+def reason_of(kind: str) -> tuple[str, str]:
+    """Returns the label of the reason, and `only`, of `DroppedRecords.kind`."""
+    label, brace, rest = kind.partition("{")
+    return label, brace + rest
+
+
+def groups_of(only: str) -> dict[str, Constant]:
+    """Reads `DroppedRecords.only`. Returns an empty mapping, which stands for all groups, if it cannot be read."""
+    try:
+        values = json.loads(only) if 0 < len(only) <= MAX_ONLY else {}
+    except (ValueError, RecursionError):
+        return {}
+    are_constants = isinstance(values, dict) and all(
+        any(is_constant(value, kind) for kind in COLUMN_TYPES) for value in values.values()
+    )
+    return values if are_constants else {}
 
 
 class SamplingReason(IntEnum):
@@ -281,8 +312,7 @@ class Arrivals:
 
     Attributes:
         through_ms: time by the stream's clock; all records that arrived before it are reported.
-        substreams: `SubstreamStatistics.to_state()`, or `GroupedSubstream.to_state()` for a query with groups, one per
-            sub-stream that changed; they are additive.
+        substreams: the statistics, in encodings that `edgewater.arrivals.read_report` reads; they are additive.
         sampled: why some of these records were not processed, if any were not.
         unread: the sources may have more input, which the edge has not read.
     """
@@ -527,7 +557,7 @@ def body_to_wire(body: FrameBody) -> pb.FrameBody:
         closes=[close_to_wire(c) for c in body.closes],
         through_ms=body.through_ms,
         since_ms=body.since_ms,
-        arrivals=None if body.arrivals is None else arrivals_to_wire(body.arrivals),
+        report=None if body.arrivals is None else arrivals_to_wire(body.arrivals),
         losses=[
             pb.InputLoss(source=x.source, reason=x.reason, from_ms=x.from_ms, to_ms=x.to_ms, records=x.records)
             for x in body.losses
@@ -544,6 +574,7 @@ def _dropped_to_wire(d: DroppedRecords) -> pb.DroppedRecords:
         records=d.records,
         until_ms=d.until_ms,
         amounts=list(map(_withheld_to_wire, d.amounts)),
+        only=d.only,
     )
 
 
@@ -553,17 +584,23 @@ def body_from_wire(message: pb.FrameBody) -> FrameBody:
         tuple(Partial(p.slice_start_ms, p.synopsis) for p in message.partials),
         tuple(close_from_wire(c) for c in message.closes),
         message.since_ms if message.HasField("since_ms") else None,
-        arrivals_from_wire(message.arrivals) if message.HasField("arrivals") else None,
+        _arrivals_of(message),
         tuple(loss_from_wire(loss) for loss in message.losses),
         tuple(_dropped_from_wire(d, DropReason.from_number(d.reason)) for d in message.dropped),
         tuple(_dropped_from_wire(d, DropReason.COUNTED) for d in message.late),
     )
 
 
+def _arrivals_of(message: pb.FrameBody) -> Arrivals | None:
+    if message.HasField("report"):
+        return arrivals_from_wire(message.report)
+    return arrivals_from_wire(message.arrivals) if message.HasField("arrivals") else None
+
+
 def _dropped_from_wire(message: pb.DroppedRecords, reason: DropReason) -> DroppedRecords:
     until_ms = message.until_ms if message.HasField("until_ms") else None
     amounts = tuple(map(_withheld_from_wire, message.amounts))
-    return DroppedRecords(message.slice_start_ms, reason, message.records, until_ms, amounts)
+    return DroppedRecords(message.slice_start_ms, reason, message.records, until_ms, amounts, message.only)
 
 
 def loss_from_wire(message: pb.InputLoss) -> InputLoss:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-SEGMENT_BYTES, PACKET_HEADER_BYTES, MESSAGE_HEADER_BYTES = 1448, 52, 14
+SEGMENT_BYTES, PACKET_HEADER_BYTES, MESSAGE_HEADER_BYTES = 1448, 52, 14  # format: of TCP over Ethernet
 """The data of a full packet; headers of IP and TCP with timestamps; and headers of HTTP/2 and gRPC."""
 
 

@@ -13,18 +13,32 @@ from __future__ import annotations
 import zstandard
 from google.protobuf.message import DecodeError
 
-from edgewater.model.errors import CorruptFrame
+from edgewater.base.errors import CorruptFrame
 from edgewater.wire import uplink_pb2 as pb
 
 LEAST_WINDOW_LOG, MOST_WINDOW_LOG = 14, 20
 """The windows of a stream: 16 KiB to 1 MiB, the uncompressed bytes of some seconds to minutes of an edge."""
 MOST_TABLE_LOG = 17
 """A compressor's tables have at most 2^17 entries: larger ones take 10 to 80 MB, and gain less than a percent."""
-_BLOCK_BYTES = 128 << 10
-_OVERHEAD_BYTES = 1 << 10
+_BLOCK_BYTES = 128 << 10  # format: of zstd
+_OVERHEAD_BYTES = 1 << 10  # limit: bytes of an envelope
 """A packed message is larger than the message by at most 1/64 and this many bytes. zstd adds 1/256 and some headers. An
 edge that sends more adds bytes that decompress to nothing.
 """
+
+
+def field_bytes(size: int) -> int:
+    """Returns the bytes of a field of a message: its tag, its length, and `size` bytes.
+
+    `ByteSize` of a message encodes the message, which takes milliseconds for a large one.
+    """
+    return 1 + max(1, (size.bit_length() + 6) // 7) + size
+
+
+def _packed_bytes(data_bytes: int, plain_bytes: int) -> int:
+    """Returns the bytes of `FromEdge` with a packed message."""
+    number_bytes = field_bytes(plain_bytes) - plain_bytes if plain_bytes else 0
+    return field_bytes((field_bytes(data_bytes) if data_bytes else 0) + number_bytes)
 
 
 def unpacker_bytes(window_log: int) -> int:
@@ -68,12 +82,16 @@ class SessionPacker:
         self._level = level
         self._stream = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
 
-    def pack(self, message: pb.FromEdge) -> pb.FromEdge:
-        """Compresses a message. The interpreter's lock is released meanwhile; calls must not overlap."""
-        plain = message.SerializeToString()
+    def pack(self, plain: bytes) -> tuple[pb.FromEdge, int]:
+        """Compresses an encoded message. The interpreter's lock is released meanwhile; calls must not overlap.
+
+        Returns:
+            The packed message, and its bytes.
+        """
         ended, self._ended = self._ended, b""
         data = ended + self._stream.compress(plain) + self._stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
-        return pb.FromEdge(packed=pb.Packed(data=data, plain_bytes=len(plain)))
+        message = pb.FromEdge(packed=pb.Packed(data=data, plain_bytes=len(plain)))
+        return message, _packed_bytes(len(data), len(plain))
 
 
 class _BoundedSink:
@@ -115,8 +133,11 @@ class SessionUnpacker:
         # Written in one piece: with several pieces, the rest in the decompressor would wait for the next message.
         self._stream = decompressor.stream_writer(self._sink, write_size=max_message_bytes + 1, closefd=False)  # type: ignore[arg-type]
 
-    def unpack(self, packed: pb.Packed) -> pb.FromEdge:
+    def unpack(self, packed: pb.Packed) -> tuple[pb.FromEdge, float]:
         """Decompresses a message, at most the bytes that it states. Releases the interpreter's lock meanwhile.
+
+        Returns:
+            The message, and the bytes of the packed message per byte of it.
 
         Raises:
             CorruptFrame: the data is larger than permitted, has another length than stated, or is not a message.
@@ -124,11 +145,12 @@ class SessionUnpacker:
         if packed.plain_bytes > self._most:
             raise CorruptFrame(f"a packed message of {packed.plain_bytes} bytes; expected at most {self._most}")
         most = packed.plain_bytes + packed.plain_bytes // 64 + _OVERHEAD_BYTES
-        if len(packed.data) > most:
-            raise CorruptFrame(f"a packed message of {len(packed.data)} bytes; expected at most {most}")
+        data = packed.data  # each access copies it
+        if len(data) > most:
+            raise CorruptFrame(f"a packed message of {len(data)} bytes; expected at most {most}")
         self._sink.expect(packed.plain_bytes)
         try:
-            self._stream.write(packed.data)
+            self._stream.write(data)
         except zstandard.ZstdError as exc:
             raise CorruptFrame(f"a packed message cannot be decompressed: {exc}") from exc
         plain = self._sink.take()
@@ -139,4 +161,4 @@ class SessionUnpacker:
         kind = message.WhichOneof("message")
         if kind in ("hello", "packed"):
             raise CorruptFrame(f"a packed message contains a {kind}")
-        return message
+        return message, _packed_bytes(len(data), packed.plain_bytes) / max(packed.plain_bytes, 1)

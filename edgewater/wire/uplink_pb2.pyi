@@ -33,6 +33,7 @@ class FromEdge(_message.Message):
     BUDGET_REPORT_FIELD_NUMBER: _builtins.int
     FRAMES_FIELD_NUMBER: _builtins.int
     PACKED_FIELD_NUMBER: _builtins.int
+    LINK_REPORT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
@@ -49,6 +50,8 @@ class FromEdge(_message.Message):
     def frames(self) -> Global___Frames: ...
     @_builtins.property
     def packed(self) -> Global___Packed: ...
+    @_builtins.property
+    def link_report(self) -> Global___LinkReport: ...
     def __init__(
         self,
         *,
@@ -60,12 +63,13 @@ class FromEdge(_message.Message):
         budget_report: Global___BudgetReport | None = ...,
         frames: Global___Frames | None = ...,
         packed: Global___Packed | None = ...,
+        link_report: Global___LinkReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["budget_report", b"budget_report", "frame", b"frame", "frames", b"frames", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "packed", b"packed", "query_status", b"query_status"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["budget_report", b"budget_report", "frame", b"frame", "frames", b"frames", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "link_report", b"link_report", "message", b"message", "packed", b"packed", "query_status", b"query_status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_report", b"budget_report", "frame", b"frame", "frames", b"frames", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "packed", b"packed", "query_status", b"query_status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_report", b"budget_report", "frame", b"frame", "frames", b"frames", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "link_report", b"link_report", "message", b"message", "packed", b"packed", "query_status", b"query_status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "frame", "heartbeat", "query_status", "goodbye", "budget_report", "frames", "packed"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "frame", "heartbeat", "query_status", "goodbye", "budget_report", "frames", "packed", "link_report"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -112,6 +116,8 @@ class ToEdge(_message.Message):
     TIME_ECHO_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    LINK_SHARE_FIELD_NUMBER: _builtins.int
+    TABLE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -130,6 +136,10 @@ class ToEdge(_message.Message):
     def sampling(self) -> Global___Sampling: ...
     @_builtins.property
     def refused(self) -> Global___Refused: ...
+    @_builtins.property
+    def link_share(self) -> Global___LinkShare: ...
+    @_builtins.property
+    def table(self) -> Global___Table: ...
     def __init__(
         self,
         *,
@@ -142,12 +152,14 @@ class ToEdge(_message.Message):
         time_echo: Global___TimeEcho | None = ...,
         sampling: Global___Sampling | None = ...,
         refused: Global___Refused | None = ...,
+        link_share: Global___LinkShare | None = ...,
+        table: Global___Table | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "budget", b"budget", "credit", b"credit", "message", b"message", "queries", b"queries", "refused", b"refused", "sampling", b"sampling", "throttle", b"throttle", "time_echo", b"time_echo", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "budget", b"budget", "credit", b"credit", "link_share", b"link_share", "message", b"message", "queries", b"queries", "refused", b"refused", "sampling", b"sampling", "table", b"table", "throttle", b"throttle", "time_echo", b"time_echo", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "budget", b"budget", "credit", b"credit", "message", b"message", "queries", b"queries", "refused", b"refused", "sampling", b"sampling", "throttle", b"throttle", "time_echo", b"time_echo", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "budget", b"budget", "credit", b"credit", "link_share", b"link_share", "message", b"message", "queries", b"queries", "refused", b"refused", "sampling", b"sampling", "table", b"table", "throttle", b"throttle", "time_echo", b"time_echo", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "ack", "credit", "queries", "budget", "throttle", "time_echo", "sampling", "refused"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "ack", "credit", "queries", "budget", "throttle", "time_echo", "sampling", "refused", "link_share", "table"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -210,6 +222,8 @@ class Hello(_message.Message):
     DURABLE_RECORDS_FIELD_NUMBER: _builtins.int
     FRAMES_FIELD_NUMBER: _builtins.int
     RELEASE_FIELD_NUMBER: _builtins.int
+    LINK_FIELD_NUMBER: _builtins.int
+    TABLES_FIELD_NUMBER: _builtins.int
     protocol_min: _builtins.int
     """Range of protocol versions that the edge supports; this file is version 1. The session has the version of Welcome."""
     protocol_max: _builtins.int
@@ -222,6 +236,8 @@ class Hello(_message.Message):
     sent_at_ms: _builtins.int
     release: _builtins.str
     """Release of the edge's software; empty: an edge of 0.3.0."""
+    link: _builtins.str
+    """Edges that name the same link share it. Empty: no other edge uses the link."""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
@@ -242,6 +258,10 @@ class Hello(_message.Message):
     def frames(self) -> _containers.RepeatedCompositeFieldContainer[Global___FrameDigest]:
         """Checksums of frames that are not acknowledged, the oldest ones."""
 
+    @_builtins.property
+    def tables(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Digests of the tables whose rows the edge's queries have, as in Query.tables."""
+
     def __init__(
         self,
         *,
@@ -258,10 +278,12 @@ class Hello(_message.Message):
         durable_records: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         frames: _abc.Iterable[Global___FrameDigest] | None = ...,
         release: _builtins.str = ...,
+        link: _builtins.str = ...,
+        tables: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable_records", b"durable_records", "edge", b"edge", "frames", b"frames", "incarnation", b"incarnation", "labels", b"labels", "next_seq", b"next_seq", "oldest_seq", b"oldest_seq", "protocol_max", b"protocol_max", "protocol_min", b"protocol_min", "release", b"release", "runs", b"runs", "sent_at_ms", b"sent_at_ms", "streams", b"streams"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable_records", b"durable_records", "edge", b"edge", "frames", b"frames", "incarnation", b"incarnation", "labels", b"labels", "link", b"link", "next_seq", b"next_seq", "oldest_seq", b"oldest_seq", "protocol_max", b"protocol_max", "protocol_min", b"protocol_min", "release", b"release", "runs", b"runs", "sent_at_ms", b"sent_at_ms", "streams", b"streams", "tables", b"tables"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -509,6 +531,7 @@ class FrameBody(_message.Message):
     LOSSES_FIELD_NUMBER: _builtins.int
     DROPPED_FIELD_NUMBER: _builtins.int
     LATE_FIELD_NUMBER: _builtins.int
+    REPORT_FIELD_NUMBER: _builtins.int
     through_ms: _builtins.int
     """The edge's data of all slices that end at or before this event time has been shipped in this frame
     or an earlier one, or is stated as withheld in a SliceClose. Never decreases.
@@ -523,7 +546,7 @@ class FrameBody(_message.Message):
     def closes(self) -> _containers.RepeatedCompositeFieldContainer[Global___SliceClose]: ...
     @_builtins.property
     def arrivals(self) -> Global___Arrivals:
-        """For a query with an accuracy: new arrival statistics."""
+        """Only edges of release 0.3.0 send it: new arrival statistics, with one encoding per sub-stream."""
 
     @_builtins.property
     def losses(self) -> _containers.RepeatedCompositeFieldContainer[Global___InputLoss]:
@@ -541,6 +564,12 @@ class FrameBody(_message.Message):
         have no reason. Additive. A center that knows this field expects as many, and as large ones, in later windows.
         """
 
+    @_builtins.property
+    def report(self) -> Global___Arrivals:
+        """For a query with an accuracy: new arrival statistics. A center of release 0.3.0 does not know this field. It answers
+        the query's windows only when they are complete.
+        """
+
     def __init__(
         self,
         *,
@@ -552,17 +581,22 @@ class FrameBody(_message.Message):
         losses: _abc.Iterable[Global___InputLoss] | None = ...,
         dropped: _abc.Iterable[Global___DroppedRecords] | None = ...,
         late: _abc.Iterable[Global___DroppedRecords] | None = ...,
+        report: Global___Arrivals | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_arrivals", b"_arrivals", "_since_ms", b"_since_ms", "arrivals", b"arrivals", "since_ms", b"since_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_arrivals", b"_arrivals", "_report", b"_report", "_since_ms", b"_since_ms", "arrivals", b"arrivals", "report", b"report", "since_ms", b"since_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_arrivals", b"_arrivals", "_since_ms", b"_since_ms", "arrivals", b"arrivals", "closes", b"closes", "dropped", b"dropped", "late", b"late", "losses", b"losses", "partials", b"partials", "since_ms", b"since_ms", "through_ms", b"through_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_arrivals", b"_arrivals", "_report", b"_report", "_since_ms", b"_since_ms", "arrivals", b"arrivals", "closes", b"closes", "dropped", b"dropped", "late", b"late", "losses", b"losses", "partials", b"partials", "report", b"report", "since_ms", b"since_ms", "through_ms", b"through_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__arrivals: _TypeAlias = _typing.Literal["arrivals"]  # noqa: Y015
     _WhichOneofArgType__arrivals: _TypeAlias = _typing.Literal["_arrivals", b"_arrivals"]  # noqa: Y015
+    _WhichOneofReturnType__report: _TypeAlias = _typing.Literal["report"]  # noqa: Y015
+    _WhichOneofArgType__report: _TypeAlias = _typing.Literal["_report", b"_report"]  # noqa: Y015
     _WhichOneofReturnType__since_ms: _TypeAlias = _typing.Literal["since_ms"]  # noqa: Y015
     _WhichOneofArgType__since_ms: _TypeAlias = _typing.Literal["_since_ms", b"_since_ms"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__arrivals) -> _WhichOneofReturnType__arrivals | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__report) -> _WhichOneofReturnType__report | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__since_ms) -> _WhichOneofReturnType__since_ms | None: ...
 
@@ -682,6 +716,7 @@ class DroppedRecords(_message.Message):
     RECORDS_FIELD_NUMBER: _builtins.int
     UNTIL_MS_FIELD_NUMBER: _builtins.int
     AMOUNTS_FIELD_NUMBER: _builtins.int
+    ONLY_FIELD_NUMBER: _builtins.int
     slice_start_ms: _builtins.int
     """-2^62: the slices are not known, as there were too many."""
     reason: Global___DroppedRecords.Reason.ValueType
@@ -689,6 +724,10 @@ class DroppedRecords(_message.Message):
     until_ms: _builtins.int
     """The records lie between slice_start_ms and this event time, which is the end of a slice; it is not known in which
     slices. Absent: they lie in the slice that starts at slice_start_ms.
+    """
+    only: _builtins.str
+    """Of rejected records, a column of group_by and its value as a JSON object, such as {"device":"a7"}: the records can be
+    in no other groups. Absent: they may be in any group.
     """
     @_builtins.property
     def amounts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Withheld]:
@@ -706,10 +745,11 @@ class DroppedRecords(_message.Message):
         records: _builtins.int = ...,
         until_ms: _builtins.int | None = ...,
         amounts: _abc.Iterable[Global___Withheld] | None = ...,
+        only: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_until_ms", b"_until_ms", "until_ms", b"until_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_until_ms", b"_until_ms", "amounts", b"amounts", "reason", b"reason", "records", b"records", "slice_start_ms", b"slice_start_ms", "until_ms", b"until_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_until_ms", b"_until_ms", "amounts", b"amounts", "only", b"only", "reason", b"reason", "records", b"records", "slice_start_ms", b"slice_start_ms", "until_ms", b"until_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__until_ms: _TypeAlias = _typing.Literal["until_ms"]  # noqa: Y015
     _WhichOneofArgType__until_ms: _TypeAlias = _typing.Literal["_until_ms", b"_until_ms"]  # noqa: Y015
@@ -737,7 +777,9 @@ class Arrivals(_message.Message):
     """The sources may have more input, which the edge has not read."""
     @_builtins.property
     def substreams(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """SubstreamStatistics, one per sub-stream that changed; GroupedSubstream for a query with groups. Additive."""
+        """The encoding of a report (edgewater/arrivals/report.py), at most one. In FrameBody.arrivals: SubstreamStatistics, one
+        per sub-stream that changed; GroupedSubstream for a query with groups. Additive.
+        """
 
     def __init__(
         self,
@@ -1076,20 +1118,26 @@ class StreamProgress(_message.Message):
         SOURCE_FIELD_NUMBER: _builtins.int
         REASON_FIELD_NUMBER: _builtins.int
         RECORDS_FIELD_NUMBER: _builtins.int
+        FIRST_FIELD_NUMBER: _builtins.int
         source: _builtins.str
         reason: _builtins.str
         """A stable label, such as "wrong-type"."""
         records: _builtins.int
+        first: _builtins.str
+        """The first record of a known device, say: {"device":"a7"}: temp: got 'abc'; expected float64. Absent: the edge's
+        configuration has no `rejects`.
+        """
         def __init__(
             self,
             *,
             source: _builtins.str = ...,
             reason: _builtins.str = ...,
             records: _builtins.int = ...,
+            first: _builtins.str = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "records", b"records", "source", b"source"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "reason", b"reason", "records", b"records", "source", b"source"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1271,6 +1319,66 @@ class BudgetReport(_message.Message):
 Global___BudgetReport: _TypeAlias = BudgetReport  # noqa: Y015
 
 @_typing.final
+class LinkReport(_message.Message):
+    """What the edge's link carries, and what queries take of it. The first one of a session has all queries that have closed
+    a slice, a later one has those whose numbers have changed by a fifth.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class QueryLoad(_message.Message):
+        """Means over the newest slices, in bytes of the link."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        QUERY_FIELD_NUMBER: _builtins.int
+        QUERY_VERSION_FIELD_NUMBER: _builtins.int
+        SENT_BYTES_FIELD_NUMBER: _builtins.int
+        OMITTED_BYTES_FIELD_NUMBER: _builtins.int
+        query: _builtins.str
+        query_version: _builtins.int
+        sent_bytes: _builtins.float
+        """What is sent of a slice, and what is omitted because there are not enough bytes until its deadline."""
+        omitted_bytes: _builtins.float
+        def __init__(
+            self,
+            *,
+            query: _builtins.str = ...,
+            query_version: _builtins.int = ...,
+            sent_bytes: _builtins.float = ...,
+            omitted_bytes: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["omitted_bytes", b"omitted_bytes", "query", b"query", "query_version", b"query_version", "sent_bytes", b"sent_bytes"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    LOW_BYTES_S_FIELD_NUMBER: _builtins.int
+    HIGH_BYTES_S_FIELD_NUMBER: _builtins.int
+    QUERIES_FIELD_NUMBER: _builtins.int
+    low_bytes_s: _builtins.float
+    """Bytes per second that the link carries at least, and at most, with 90 % each; 0: unknown."""
+    high_bytes_s: _builtins.float
+    @_builtins.property
+    def queries(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkReport.QueryLoad]: ...
+    def __init__(
+        self,
+        *,
+        low_bytes_s: _builtins.float = ...,
+        high_bytes_s: _builtins.float = ...,
+        queries: _abc.Iterable[Global___LinkReport.QueryLoad] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["high_bytes_s", b"high_bytes_s", "low_bytes_s", b"low_bytes_s", "queries", b"queries"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LinkReport: _TypeAlias = LinkReport  # noqa: Y015
+
+@_typing.final
 class Goodbye(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1449,11 +1557,32 @@ Global___Queries: _TypeAlias = Queries  # noqa: Y015
 class Query(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class TablesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
     FROM_MS_FIELD_NUMBER: _builtins.int
     UNTIL_MS_FIELD_NUMBER: _builtins.int
+    TABLES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.int
     spec: _builtins.str
@@ -1463,6 +1592,12 @@ class Query(_message.Message):
     earlier release sends records of other windows too, and the center ignores them.
     """
     until_ms: _builtins.int
+    @_builtins.property
+    def tables(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """By table of the query's lookups, the digest of its rows, which spec does not have. The edge has a table of this
+        digest from its Hello, from the last Queries, or from a Table since then.
+        """
+
     def __init__(
         self,
         *,
@@ -1471,10 +1606,11 @@ class Query(_message.Message):
         spec: _builtins.str = ...,
         from_ms: _builtins.int | None = ...,
         until_ms: _builtins.int | None = ...,
+        tables: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_from_ms", b"_from_ms", "_until_ms", b"_until_ms", "from_ms", b"from_ms", "until_ms", b"until_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_from_ms", b"_from_ms", "_until_ms", b"_until_ms", "from_ms", b"from_ms", "name", b"name", "spec", b"spec", "until_ms", b"until_ms", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_from_ms", b"_from_ms", "_until_ms", b"_until_ms", "from_ms", b"from_ms", "name", b"name", "spec", b"spec", "tables", b"tables", "until_ms", b"until_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__from_ms: _TypeAlias = _typing.Literal["from_ms"]  # noqa: Y015
     _WhichOneofArgType__from_ms: _TypeAlias = _typing.Literal["_from_ms", b"_from_ms"]  # noqa: Y015
@@ -1486,6 +1622,28 @@ class Query(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__until_ms) -> _WhichOneofReturnType__until_ms | None: ...
 
 Global___Query: _TypeAlias = Query  # noqa: Y015
+
+@_typing.final
+class Table(_message.Message):
+    """A table, for the next Queries."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    rows: _builtins.bytes
+    """An Arrow IPC stream, compressed with zlib. Its digest is its BLAKE2b hash of 8 bytes, little-endian."""
+    def __init__(
+        self,
+        *,
+        rows: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Table: _TypeAlias = Table  # noqa: Y015
 
 @_typing.final
 class Budget(_message.Message):
@@ -1550,6 +1708,27 @@ class Budget(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Budget: _TypeAlias = Budget  # noqa: Y015
+
+@_typing.final
+class LinkShare(_message.Message):
+    """The bytes per second that this edge may use of a link that other edges use, too; 0: it is not divided."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BYTES_S_FIELD_NUMBER: _builtins.int
+    bytes_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        bytes_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_s", b"bytes_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LinkShare: _TypeAlias = LinkShare  # noqa: Y015
 
 @_typing.final
 class Throttle(_message.Message):

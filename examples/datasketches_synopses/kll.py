@@ -8,7 +8,7 @@ import datasketches
 import numpy as np
 import pyarrow as pa
 
-from edgewater.model.errors import InvalidRequest
+from edgewater.base.errors import InvalidRequest
 from edgewater.synopses import (
     Count,
     Estimates,

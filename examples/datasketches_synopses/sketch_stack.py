@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import google_crc32c
 import numpy as np
 
-from edgewater.model.errors import CorruptSynopsis, InvalidRequest
+from edgewater.base.errors import CorruptSynopsis, InvalidRequest
 from edgewater.synopses import Estimates, IntArray, Properties, Question, Questions
 from edgewater.synopses.encoding import codec
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pydantic import Field
 
 from center.sinks import SinkAnswer, SinkContext, SinkQuery
-from edgewater.model.errors import StorageError
+from edgewater.base.errors import StorageError
 from edgewater.runtime.configuration import Section
 from edgewater.wire import QueryRef
 

@@ -18,7 +18,7 @@ from edge.codecs import convert
 from edge.config import Model
 from edge.records import Chunk, Position, Source
 from edge.source_kinds import KeptSource, SourceContext
-from edgewater.model.streams import Delivery
+from edgewater.base.streams import Delivery
 
 ROWS = 5_000
 POLL_S = 0.5

@@ -7,7 +7,7 @@ import numpy as np
 from edgewater.synopses import FloatArray, IntArray
 from sim.budgets.optimal import ROUNDING, WindowSchedule, WindowTrace
 
-RANDOM_STEPS = 500
+RANDOM_STEPS = 500  # limit: time of a simulation
 """How often per window the policy Random sends. Each time it sends as many random groups as the link carries until the
 next."""
 
@@ -30,12 +30,6 @@ def _error(sent: FloatArray, total: FloatArray) -> FloatArray:
 
 def _empty(window: WindowTrace) -> FloatArray:
     return np.full(window.count, np.nan)
-
-
-def _total(window: WindowTrace) -> FloatArray:
-    total = _empty(window)
-    accumulate(total, window.groups, window.values, window.aggregate)
-    return total
 
 
 def _flush(
@@ -70,10 +64,9 @@ def batching(
     window: WindowTrace, service_ms: float, free_ms: float, budget: float | None, staleness_ms: float | None
 ) -> WindowSchedule:
     """Sends nothing before the window's end."""
-    total = _total(window)
-    start = max(free_ms, window.end_ms) if window.count else free_ms
-    if free_ms <= window.end_ms:
-        start = window.end_ms
+    total = _empty(window)
+    accumulate(total, window.groups, window.values, window.aggregate)
+    start = max(free_ms, window.end_ms)
     return _flush(window, _error(_empty(window), total), start, 0, service_ms, budget, staleness_ms)
 
 

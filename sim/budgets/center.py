@@ -5,13 +5,14 @@ For the same frames, its results equal the results of `GroupedAggregate.merge_by
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
+from functools import reduce
 
 import numpy as np
 
-from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
-from edgewater.synopses import FloatArray, GroupedAggregate, IntArray, KeyTable
+from edgewater.synopses import FloatArray, GroupedAggregate, KeyTable
 from edgewater.wire import FrameBody
 from sim.budgets.outcome import PolicyOutcome
 from sim.budgets.trace import Trace
@@ -20,21 +21,17 @@ from sim.budgets.trace import Trace
 class MergingCenter:
     """Merges frames as they arrive, and records when each window was complete."""
 
-    def __init__(
-        self, trace: Trace, query: QuerySpec, measure: Measure, starts: list[int], edges: int, *, coded_keys: bool
-    ) -> None:
+    def __init__(self, trace: Trace, query: QuerySpec, starts: list[int], edges: int) -> None:
+        measure = query.measures[0]
         self._measure = measure.name
         self._extremum = {"max": np.fmax, "min": np.fmin}.get(measure.function.name)
-        self._join_stated = max if measure.function.error == "extremum" else _add
-        groups = int(trace.codes.max(initial=-1)) + 1
-        self._values: dict[int, FloatArray] = {start: np.full(groups, np.nan) for start in starts}
-        self._table: KeyTable | None = None
-        if not coded_keys and query.group_by:
-            first = np.unique(trace.codes, return_index=True)[1]
-            columns = [trace.batch.column(name).take(first) for name in query.group_by]
-            self._table = KeyTable(tuple(c.type for c in columns))
-            self._table.encode(columns, len(first))
-        self._grouped = bool(query.group_by)
+        self._join_stated = max if measure.function.error == "extremum" else operator.add
+        first = np.unique(trace.codes, return_index=True)[1]
+        self._values: dict[int, FloatArray] = {start: np.full(len(first), np.nan) for start in starts}
+        # Gives each group the number that it has in the trace.
+        columns = [trace.batch.column(name).take(first) for name in query.group_by]
+        self._groups = KeyTable(tuple(column.type for column in columns))
+        self._groups.encode(columns, len(first))
         self._closed: dict[tuple[int, int], float] = {}
         self._stated: dict[tuple[int, int], float] = {}
         self._last: dict[int, int] = {}
@@ -59,21 +56,13 @@ class MergingCenter:
         self._last[edge] = body.through_ms
 
     def _merge(self, start: int, partial: GroupedAggregate) -> None:
-        codes = self._codes(partial)
+        codes = self._groups.encode(partial.rows(), len(partial))
         fresh = partial.query(self._measure).value
         held = self._values[start]
         if self._extremum is not None:
             held[codes] = self._extremum(held[codes], fresh)
         else:
             held[codes] = _or_zero(held[codes]) + _or_zero(fresh)
-
-    def _codes(self, partial: GroupedAggregate) -> IntArray:
-        rows = partial.rows()
-        if not self._grouped:
-            return np.zeros(len(partial), np.int64)
-        if self._table is None:
-            return np.asarray(rows[0].to_numpy(zero_copy_only=False), np.int64)
-        return self._table.encode(rows, len(partial))
 
     def complete(self, edge: int) -> bool:
         """Returns whether the edge has shipped everything of the last window."""
@@ -92,10 +81,8 @@ class MergingCenter:
             true = np.nan_to_num(truth[start])
             error.append(float(np.abs(true - np.nan_to_num(self._values[start])).max(initial=0.0)))
             largest.append(float(np.abs(true).max(initial=0.0)))
-            total = 0.0
-            for edge in range(self._edges):
-                total = self._join_stated(total, self._stated.get((edge, start), 0.0))
-            stated.append(total)
+            withheld = (self._stated.get((edge, start), 0.0) for edge in range(self._edges))
+            stated.append(reduce(self._join_stated, withheld))
         return PolicyOutcome(
             np.array(staleness), np.array(error), np.array(largest), np.array(stated), updates, sent_bytes
         )
@@ -104,7 +91,3 @@ class MergingCenter:
 def _or_zero(values: FloatArray) -> FloatArray:
     """The values, and 0 for NaN: `nan_to_num` takes four times as long."""
     return np.where(np.isnan(values), 0.0, values)
-
-
-def _add(left: float, right: float) -> float:
-    return left + right

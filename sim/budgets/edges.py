@@ -14,12 +14,11 @@ from __future__ import annotations
 import heapq
 import math
 import struct
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
 
 import numpy as np
-import pyarrow as pa
 
+from center.budgets import error_limits
 from edge.core import (
     Acked,
     BudgetSet,
@@ -32,25 +31,24 @@ from edge.core import (
     StreamSpec,
     TickEvent,
 )
+from edgewater.base.streams import LIVE
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import LIVE
 from edgewater.synopses import GroupedAggregate
-from edgewater.wire import QueryRef
+from edgewater.wire import Frame, QueryRef
 from sim.budgets.center import MergingCenter
-from sim.budgets.link import LinkModel, LinkSimulation
+from sim.budgets.link import LinkSimulation, SimulatedLink
 from sim.budgets.outcome import PolicyOutcome, truth_per_window
 from sim.budgets.trace import Trace
 
-RESOLUTION = 0.03
-COARSEST = 0.03
-NEAR = 0.1
+RESOLUTION = 0.03  # limit: time of a simulation
+COARSEST = 0.03  # limit: time of a simulation
+NEAR = 0.1  # limit: time of a simulation
 """When this fraction of a window remains, steps are twice as coarse as `RESOLUTION`. They approach it towards the
 end.
 """
-FINEST_MS = 1.0
+FINEST_MS = 1.0  # limit: number of steps
 MIN_FRAME_BYTES = 8 << 10
 """An agent on a usual link makes frames of at least this size."""
-GROUP_CODE_COLUMN = "group_code"
 TICKET = struct.Struct("<Q")
 
 
@@ -75,38 +73,71 @@ class TicketCodec:
         return self._held.pop(TICKET.unpack_from(data)[0])
 
 
-Rebalance = Callable[[int, "list[EdgeSimulation]"], Mapping[str, float] | None]
+Rebalance = Callable[[int, "list[EdgeSimulation]"], None]
+"""Called with the number of each window that has ended, and the edges."""
 
 
-class EdgeSimulation:
+class TracedEdge:
+    """A production core that reads the records of a trace.
+
+    Attributes:
+        core: the state machine.
+    """
+
+    def __init__(
+        self,
+        part: Trace,
+        query: QuerySpec,
+        number: int = 0,
+        encode: Callable[[GroupedAggregate], bytes] = GroupedAggregate.to_bytes,
+    ) -> None:
+        self.ref = QueryRef(query.name, 1)
+        self.core = EdgeCore({query.stream: StreamSpec(part.columns, LIVE, idle_ms=0)}, number, encode)
+        self._part, self._query, self._times, self._row = part, query, part.times_ms, 0
+        self.core.handle(SourcesOpened(((query.stream, "trace"),)))
+        self.core.handle(Configured(((self.ref, query),)))
+
+    def ingest(self, until_ms: int) -> None:
+        """Reads the records up to an event time."""
+        row = int(np.searchsorted(self._times, until_ms, "right"))
+        if row > self._row:
+            batch = self._part.batch.slice(self._row, row - self._row)
+            self.core.handle(Ingested(self._query.stream, "trace", batch, until_ms))
+            self._row = row
+
+    def end(self, end_ms: int) -> None:
+        """Ends a window after its last record."""
+        self.ingest(end_ms - 1)
+        self.core.handle(TickEvent(end_ms))
+
+    def frames(self, event: PullEvent) -> list[Frame]:
+        """Returns the frames of a pull, which are acknowledged."""
+        frames = [e.frame for e in self.core.handle(event) if isinstance(e, FrameBuilt)]
+        for frame in frames:
+            self.core.handle(Acked(frame.seq))
+        return frames
+
+
+class EdgeSimulation(TracedEdge):
     """One edge with its records, its core and its link.
 
     Attributes:
-        core: the production state machine.
         decode: decodes its partials.
         updates: number of entries sent so far.
     """
 
-    def __init__(self, number: int, part: Trace, query: QuerySpec, link: LinkModel, edges: int, first_ms: int) -> None:
+    def __init__(
+        self, number: int, part: Trace, query: QuerySpec, link: SimulatedLink, edges: int, first_ms: int
+    ) -> None:
         self.number = number
-        self.ref = QueryRef(query.name, 1)
         tickets = None if link.bytes_per_update is None else TicketCodec(link.bytes_per_update)
         self.decode = GroupedAggregate.from_bytes if tickets is None else tickets.decode
-        encode = GroupedAggregate.to_bytes if tickets is None else tickets.encode
-        self.core = EdgeCore({query.stream: StreamSpec(part.columns, LIVE, idle_ms=0)}, number, encode)
+        super().__init__(part, query, number, GroupedAggregate.to_bytes if tickets is None else tickets.encode)
         self.wire = LinkSimulation(link, number)
         self.updates = 0
-        self._part, self._query, self._link = part, query, link
-        self._times = part.times_ms
-        self._row = 0
+        self._link = link
         self._window_end_ms = first_ms + query.window.slice_ms
-        self.core.handle(SourcesOpened(((query.stream, "trace"),)))
-        self.core.handle(Configured(((self.ref, query),)))
-        self.set_shares(equal_shares(query, edges))
-
-    def set_shares(self, shares: Mapping[str, float]) -> None:
-        """Sets the edge's shares of the error budget."""
-        if shares:
+        if shares := equal_shares(query, edges):
             self.core.handle(BudgetSet(self.ref, shares))
 
     @property
@@ -122,10 +153,9 @@ class EdgeSimulation:
         """Advances to `now_ms`, when the link is idle; returns the time of the next step."""
         now = math.ceil(now_ms)
         while now >= self._window_end_ms:
-            self._ingest(self._window_end_ms - 1)
-            self.core.handle(TickEvent(self._window_end_ms))
+            self.end(self._window_end_ms)
             self._window_end_ms += self._query.window.slice_ms
-        self._ingest(now)
+        self.ingest(now)
         left_ms = self._window_end_ms - now_ms
         size = self._query.window.slice_ms
         step_ms = max(min(RESOLUTION * left_ms * (1.0 + left_ms / size / NEAR), COARSEST * size), FINEST_MS)
@@ -151,7 +181,7 @@ class EdgeSimulation:
         if self._query.saves_bytes and self._link.bytes_per_update is None:
             capacity = max(capacity, MIN_FRAME_BYTES)  # like an agent, since small frames are mostly overhead
         event = PullEvent(capacity, self.core.pulls.event_times(now), bandwidth, path_delay_ms)
-        built = [e.frame for e in self.core.handle(event) if isinstance(e, FrameBuilt)]
+        built = self.frames(event)
         for frame in built:
             body = frame.unpack()
             parts = [(p.slice_start_ms, self.decode(p.synopsis)) for p in body.partials]
@@ -160,15 +190,7 @@ class EdgeSimulation:
             per_update = self._link.bytes_per_update
             size = float(frame.wire_bytes) if per_update is None else count * per_update
             center.receive(self.number, body, parts, self.wire.transmit(size, now_ms))
-            self.core.handle(Acked(frame.seq))
         return bool(built)
-
-    def _ingest(self, until_ms: int) -> None:
-        row = int(np.searchsorted(self._times, until_ms, "right"))
-        if row > self._row:
-            batch = self._part.batch.slice(self._row, row - self._row)
-            self.core.handle(Ingested(self._query.stream, "trace", batch, until_ms))
-            self._row = row
 
     @property
     def quiet(self) -> bool:
@@ -179,46 +201,25 @@ class EdgeSimulation:
 
 def equal_shares(query: QuerySpec, edges: int) -> dict[str, float]:
     """Returns equal shares: E / n for sums; E for extrema, whose errors do not add up."""
-    if query.error_budget is None:
-        return {}
-    extrema = {m.name for m in query.measures if m.function.error == "extremum"}
-    return {name: limit if name in extrema else limit / edges for name, limit in query.error_budget.limits}
-
-
-def with_group_codes(trace: Trace, query: QuerySpec) -> tuple[Trace, QuerySpec]:
-    """Replaces the key columns by the integer code of the group, which is faster.
-
-    The result is the same if the size of an update does not depend on its keys.
-    """
-    columns = {f.name: trace.batch.column(f.name) for f in trace.batch.schema if f.name not in trace.keys}
-    batch = pa.record_batch({GROUP_CODE_COLUMN: pa.array(trace.codes), **columns})
-    return Trace(batch, (GROUP_CODE_COLUMN,), trace.codes), replace(
-        query, group_by=(GROUP_CODE_COLUMN,) if query.group_by else ()
-    )
+    divided, undivided = error_limits(query)
+    return {name: limit / edges for name, limit in divided.items()} | undivided
 
 
 def simulate(
-    trace: Trace, parts: list[Trace], query: QuerySpec, link: LinkModel, rebalance: Rebalance | None = None
+    trace: Trace, parts: list[Trace], query: QuerySpec, link: SimulatedLink, rebalance: Rebalance | None = None
 ) -> PolicyOutcome:
     """Runs the edges until the trace has ended and nothing remains to be sent."""
-    truth = truth_per_window(trace, query, query.measures[0].name)
-    measure = query.measures[0]
-    simulated = query
-    if link.bytes_per_update is not None:
-        pairs = [with_group_codes(part, query) for part in parts]
-        parts, simulated = [p for p, _ in pairs], pairs[0][1]
+    truth = truth_per_window(trace, query)
     starts = list(truth)
-    center = MergingCenter(trace, simulated, measure, starts, len(parts), coded_keys=link.bytes_per_update is not None)
-    runs = [EdgeSimulation(i, part, simulated, link, len(parts), starts[0]) for i, part in enumerate(parts)]
+    center = MergingCenter(trace, query, starts, len(parts))
+    runs = [EdgeSimulation(i, part, query, link, len(parts), starts[0]) for i, part in enumerate(parts)]
     last_ms = starts[-1] + query.window.slice_ms
     agenda = [(float(starts[0]), run.number) for run in runs]
     ended = 0
     while agenda:
         now, number = heapq.heappop(agenda)
         while rebalance is not None and ended < len(starts) and now >= starts[ended] + query.window.slice_ms:
-            shares = rebalance(ended, runs)
-            for run in runs if shares else ():
-                run.set_shares(shares or {})
+            rebalance(ended, runs)
             ended += 1
         following = runs[number].step(now, center)
         if now < last_ms or not (center.complete(number) or runs[number].quiet):

@@ -7,17 +7,17 @@ build. The other policies are computed (`sim.budgets.optimal`, `sim.budgets.base
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal, get_args
 
 import numpy as np
 
+from edgewater.base.errors import InvalidRequest
 from edgewater.model.caching import CacheSpec
-from edgewater.model.errors import InvalidRequest
 from edgewater.model.query import QuerySpec
-from edgewater.model.windows import SlidingWindow
 from sim.budgets.baselines import batching, random_early, streaming
-from sim.budgets.edges import Rebalance, simulate
-from sim.budgets.link import LinkModel
+from sim.budgets.edges import simulate
+from sim.budgets.link import SimulatedLink
 from sim.budgets.optimal import Aggregate, WindowSchedule, WindowTrace, epe, least_error
 from sim.budgets.outcome import PolicyOutcome, measured_values, truth_per_window
 from sim.budgets.trace import Trace
@@ -39,52 +39,36 @@ class SimulatedPolicy:
 
 def run(
     trace: Trace,
+    parts: list[Trace],
     query: QuerySpec,
-    link: LinkModel,
+    link: SimulatedLink,
     policy: SimulatedPolicy | None = None,
-    edges: int = 1,
     *,
     seed: int = 0,
-    rebalance: Rebalance | None = None,
 ) -> PolicyOutcome:
     """Runs one policy over a trace.
 
     Args:
-        query: groups by the trace's key columns, in tumbling windows. The evaluated measure is the measure of its error
-            budget, or else its first measure.
-        edges: number of edges. Records are assigned to them at random, the error budget is divided equally (for extrema
-            each edge has all of it), and each edge has its own link.
-        seed: seed of the assignment and of the policy `random`.
-        rebalance: returns new shares after a window; `caching` only.
+        trace: the records of all edges.
+        parts: one per edge. Each edge has its own link. The error budget is divided equally; for extrema each edge has
+            all of it.
+        query: groups by the trace's key columns, in tumbling windows, without a condition. Its first measure is
+            evaluated.
+        seed: seed of the policy `random`.
 
     Raises:
-        InvalidRequest: windows that are not tumbling, or a measure that the policy does not support.
+        InvalidRequest: a measure that the policy does not support.
     """
     policy = policy or SimulatedPolicy()
-    if not isinstance(query.window, SlidingWindow) or not query.window.is_tumbling:
-        raise InvalidRequest("window", query.window.to_mapping(), "tumbling windows")
-    if query.where is not None:
-        mask = query.bind(trace.columns).where
-        assert mask is not None
-        trace = trace.rows(np.flatnonzero(mask.array(trace.batch).to_numpy(zero_copy_only=False)))
-        query = replace(query, where=None)
-    parts = trace.split(edges, seed)
     if policy.name == "caching":
-        return simulate(trace, parts, replace(query, cache=policy.cache), link, rebalance)
+        return simulate(trace, parts, replace(query, cache=policy.cache), link)
     return _computed(trace, parts, query, link, policy, seed)
 
 
-def evaluated_measure(query: QuerySpec) -> str:
-    """Returns the name of the measure whose error is evaluated."""
-    if query.error_budget is not None:
-        return [*query.error_budget.limits, *query.error_budget.relative][0][0]
-    return query.measures[0].name
-
-
 def _computed(
-    trace: Trace, parts: list[Trace], query: QuerySpec, link: LinkModel, policy: SimulatedPolicy, seed: int
+    trace: Trace, parts: list[Trace], query: QuerySpec, link: SimulatedLink, policy: SimulatedPolicy, seed: int
 ) -> PolicyOutcome:
-    measure = next(m for m in query.measures if m.name == evaluated_measure(query))
+    measure = query.measures[0]
     if measure.function.name not in get_args(Aggregate):
         raise InvalidRequest("measure", measure.to_text(), "sum, count, min or max")
     aggregate: Aggregate = measure.function.name  # type: ignore[assignment]
@@ -93,7 +77,7 @@ def _computed(
     update_bytes = link.bytes_per_update or UPDATE_BYTES
     service_ms = update_bytes / link.bandwidth_bytes_s * 1000.0
     extremum = measure.function.error == "extremum"
-    truth = truth_per_window(trace, query, measure.name)
+    truth = truth_per_window(trace, query)
     results = [
         _one_edge(part, query, policy, aggregate, service_ms, 1 if extremum else len(parts), seed + i, list(truth))
         for i, part in enumerate(parts)
@@ -106,7 +90,7 @@ def _computed(
     return PolicyOutcome(staleness, errors, largest, np.zeros(len(largest)), updates, updates * update_bytes)
 
 
-UPDATE_BYTES = 32.0
+UPDATE_BYTES = 32.0  # derived: an entry of one key and one sum
 """Bytes per update of computed policies if the link counts real bytes: about an entry of one key and one sum."""
 
 
@@ -120,12 +104,11 @@ def _one_edge(
     seed: int,
     starts: list[int],
 ) -> list[WindowSchedule]:
-    measure = evaluated_measure(query)
-    values = measured_values(part, query, measure)
+    values = measured_values(part, query)
     # Under both budgets the error budget holds, with the least staleness. The optimum then sends the fewest updates
     # too.
     error, staleness = query.error_budget, query.staleness_budget
-    budget = dict(error.limits)[measure] / shares if error is not None else None
+    budget = dict(error.limits)[query.measures[0].name] / shares if error is not None else None
     stale = float(staleness.staleness_ms) if staleness is not None and budget is None else None
     if budget is None and stale is None:
         budget = 0.0
@@ -138,30 +121,20 @@ def _one_edge(
         window = WindowTrace(
             start, start + size, times[at:until].astype(np.float64), groups, values[at:until], aggregate
         )
-        done = _schedule(window, policy, service_ms, free, budget, stale, seed + start)
+        schedule = partial(random_early, seed=seed + start) if policy.name == "random" else _SCHEDULES[policy.name]
+        done = schedule(window, service_ms, free, budget, stale)
         free = done.free_ms
         result.append(done)
     return result
 
 
-def _schedule(
-    window: WindowTrace,
-    policy: SimulatedPolicy,
-    service_ms: float,
-    free: float,
-    budget: float | None,
-    stale: float | None,
-    seed: int,
+def _optimal(
+    window: WindowTrace, service_ms: float, free_ms: float, budget: float | None, staleness_ms: float | None
 ) -> WindowSchedule:
-    match policy.name:
-        case "optimal":
-            if budget is not None:
-                return epe(window, budget, service_ms, free)
-            assert stale is not None
-            return least_error(window, stale, service_ms, free)
-        case "streaming":
-            return streaming(window, service_ms, free, budget, stale)
-        case "batching":
-            return batching(window, service_ms, free, budget, stale)
-        case _:
-            return random_early(window, service_ms, free, budget, stale, seed)
+    if budget is not None:
+        return epe(window, budget, service_ms, free_ms)
+    assert staleness_ms is not None
+    return least_error(window, staleness_ms, service_ms, free_ms)
+
+
+_SCHEDULES = {"optimal": _optimal, "streaming": streaming, "batching": batching}

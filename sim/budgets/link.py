@@ -9,15 +9,15 @@ import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
-class LinkModel:
+class SimulatedLink:
     """Parameters of a link. Each edge has its own link with these parameters.
 
     Attributes:
         bandwidth_bytes_s: bytes per second; with a `trace`, multiplied by its factors.
         latency_ms: from the transmission of the last byte to its arrival.
         jitter_ms: mean of an exponential delay added to the latency. Frames do not overtake each other.
-        outages: (from, to) in ms without transmission; a frame in transmission continues afterwards.
-        trace: (from ms, factor of the bandwidth), ascending.
+        trace: (from ms, factor of the bandwidth), ascending. 0: nothing passes, and a frame in transmission continues
+            afterwards.
         bytes_per_update: size of an entry, as in TR 16-003, where only entries take bytes; None: a frame has its real
             size on the wire.
         seed: seed of the jitter.
@@ -30,7 +30,6 @@ class LinkModel:
     bandwidth_bytes_s: float
     latency_ms: float = 0.0
     jitter_ms: float = 0.0
-    outages: tuple[tuple[float, float], ...] = ()
     trace: tuple[tuple[float, float], ...] = ()
     bytes_per_update: float | None = None
     seed: int = 0
@@ -38,21 +37,15 @@ class LinkModel:
     queue_bytes: float | None = None
 
     def steps(self) -> list[tuple[float, float]]:
-        """Returns (from ms, bytes per ms), ascending; 0 during outages."""
-        borders = {0.0, *(t for t, _ in self.trace), *(t for outage in self.outages for t in outage)}
-        return [(t, self._rate(t)) for t in sorted(borders)]
-
-    def _rate(self, at_ms: float) -> float:
-        if any(start <= at_ms < end for start, end in self.outages):
-            return 0.0
-        factor = next((f for t, f in reversed(self.trace) if t <= at_ms), 1.0)
-        return self.bandwidth_bytes_s * factor / 1000.0
+        """Returns (from ms, bytes per ms), ascending."""
+        factors = {0.0: 1.0, **dict(self.trace)}
+        return [(from_ms, self.bandwidth_bytes_s * factor / 1000.0) for from_ms, factor in factors.items()]
 
 
 class LinkSimulation:
     """The state of one edge's link."""
 
-    def __init__(self, model: LinkModel, edge: int) -> None:
+    def __init__(self, model: SimulatedLink, edge: int) -> None:
         self._model = model
         self._steps = model.steps()
         self._rng = np.random.default_rng((model.seed, edge))
@@ -66,7 +59,7 @@ class LinkSimulation:
         """Sends a frame and returns its arrival time. `now_ms` is not before `free_ms`."""
         start = max(now_ms, self.free_ms)
         tokens = self._tokens_at(start)
-        self.free_ms = self._resumed(start) if size <= tokens else self._done(size - tokens, start)
+        self.free_ms = self._done(max(size - tokens, 0.0), start)
         self._tokens, self._tokens_at_ms = max(tokens - size, 0.0), self.free_ms
         if self.free_ms > start:
             self.delivered_bytes_s = size / (self.free_ms - start) * 1000.0
@@ -95,14 +88,11 @@ class LinkSimulation:
         steps = zip(self._steps, ends, strict=True)
         return sum(rate * max(min(end, to_ms) - max(begin, from_ms), 0.0) for (begin, rate), end in steps)
 
-    def _resumed(self, at_ms: float) -> float:
-        """Returns the end of the outage at a time: tokens do not pass during an outage."""
-        return next((end for begin, end in self._model.outages if begin <= at_ms < end), at_ms)
-
     def _done(self, size: float, start_ms: float) -> float:
+        """Returns when the bandwidth has carried so many bytes: 0 bytes pass at once, or after an outage."""
         at, left = start_ms, size
         for (begin, rate), (end, _) in zip(self._steps, [*self._steps[1:], (math.inf, 0.0)], strict=True):
-            if end <= at or left <= 0:
+            if end <= at:
                 continue
             at = max(at, begin)
             if rate > 0 and left / rate <= end - at:

@@ -14,7 +14,7 @@ import numpy as np
 from edgewater.synopses import BoolArray, FloatArray, IntArray
 
 Aggregate = Literal["sum", "count", "max", "min"]
-ROUNDING = 1e-9
+ROUNDING = 1e-9  # derived: rounding of sums
 """Relative tolerance: the aggregate of all records may differ from the total in the last bits."""
 
 
@@ -45,7 +45,7 @@ class WindowTrace:
             running = np.cumsum(values)
             prefix = running - np.repeat(running[first] - values[first], sizes)
         else:
-            prefix = _running_extreme(values, first, sizes, self.aggregate)
+            prefix = _running_extreme(values, sizes, self.aggregate)
         return order, prefix, np.repeat(prefix[first + sizes - 1], sizes)
 
     def errors(self) -> tuple[IntArray, FloatArray, FloatArray]:
@@ -65,18 +65,14 @@ class WindowTrace:
         return unbounded | (initial > budget * (1 + ROUNDING))
 
 
-def _running_extreme(values: FloatArray, first: IntArray, sizes: IntArray, aggregate: str) -> FloatArray:
-    """Returns running maxima (minima) within each group, by a scan with doubling distance."""
-    running = values if aggregate == "max" else -values
-    group_start = np.repeat(first, sizes)
-    at = np.arange(len(running))
-    reach = 1
-    while reach < int(sizes.max(initial=0)):
-        back = at - reach
-        reachable = back >= group_start
-        running = np.where(reachable, np.maximum(running, running[np.maximum(back, 0)]), running)
-        reach *= 2
-    return running if aggregate == "max" else -running
+def _running_extreme(values: FloatArray, sizes: IntArray, aggregate: str) -> FloatArray:
+    """Returns running maxima (minima) within each group."""
+    sign = 1.0 if aggregate == "max" else -1.0
+    ascending = np.sort(sign * values)
+    # Ranks instead of values: the ranks of each group are above those of the groups before it.
+    above = np.repeat(np.arange(len(sizes)), sizes) * len(values)
+    ranks = np.maximum.accumulate(above + np.searchsorted(ascending, sign * values)) - above
+    return np.asarray(sign * ascending[ranks])
 
 
 def releases(window: WindowTrace, budget: float) -> tuple[IntArray, FloatArray]:

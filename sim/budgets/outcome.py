@@ -46,22 +46,22 @@ class PolicyOutcome:
         return float(np.percentile(self.relative_error[skip:], 95))
 
 
-def measured_values(trace: Trace, query: QuerySpec, measure: str) -> FloatArray:
-    """Returns the value of the measure's argument per record; ones for a count."""
-    bound = query.bind(trace.columns)
-    argument = next(m.argument for m in bound.measures if m.measure.name == measure)
+def measured_values(trace: Trace, query: QuerySpec) -> FloatArray:
+    """Returns the value of the first measure's argument per record; ones for a count."""
+    argument = query.bind(trace.columns).measures[0].argument
     if argument is None:
         return np.ones(len(trace))
     return np.asarray(argument.array(trace.batch).to_numpy(zero_copy_only=False), np.float64)
 
 
-def truth_per_window(trace: Trace, query: QuerySpec, measure: str) -> dict[int, FloatArray]:
-    """Returns the true value per group number for each window start, including windows without records.
+def truth_per_window(trace: Trace, query: QuerySpec) -> dict[int, FloatArray]:
+    """Returns the true value of the first measure per group number, for each window start, including windows without
+    records.
 
     NaN marks groups without records.
     """
-    function = next(m.function.name for m in query.measures if m.name == measure)
-    values, times = measured_values(trace, query, measure), trace.times_ms
+    function = query.measures[0].function.name
+    values, times = measured_values(trace, query), trace.times_ms
     groups = int(trace.codes.max(initial=-1)) + 1
     result = {}
     size = query.window.slice_ms

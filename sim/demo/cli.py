@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,15 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from edgewater.model.timestamps import rfc3339
+from edgewater.base.timestamps import rfc3339
 from sim.demo import data
 from sim.demo.compare import EarlyReport, QueryReport, compare, compare_early, early_table, table
 from sim.demo.landings import landings
 from sim.demo.queries import EXPECTATIONS, SPECS, Truth
 from sim.demo.run import Demo, DemoFailed
 
-FIRST_MS, LAST_MS = 1_356_998_400_000, 1_388_534_400_000
-SETTLE_TIMEOUT_S = 60.0
+FIRST_MS, LAST_MS = 1_356_998_400_000, 1_388_534_400_000  # format: the year 2013
+SETTLE_TIMEOUT_S = 240.0  # limit: wait for the last windows, on a busy machine too
 
 
 @click.command()
@@ -117,8 +118,8 @@ def _finish(
 ) -> None:
     document = {
         "seconds": round(seconds, 1),
-        "queries": [r.to_json() for r in reports],
-        "early": [r.to_json() for r in early],
+        "queries": [asdict(r) for r in reports],
+        "early": [asdict(r) for r in early],
     }
     path.write_text(json.dumps(document, indent=2) + "\n")
     if as_json:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -31,9 +31,6 @@ class QueryReport:
     staleness_ms_p50: float
     staleness_ms_p95: float
     problems: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def compare(name: str, answers: Iterable[Mapping[str, Any]], truth: Truth, shipped: int, raw: int) -> QueryReport:
@@ -111,9 +108,6 @@ class EarlyReport:
     accuracy: str
     contract_met: bool
     problems: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def compare_early(

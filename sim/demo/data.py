@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from edgewater.model.errors import installation
+from edgewater.base.errors import installation
 
 AIRPORTS = ("EWR", "JFK", "LGA")
 COLUMNS = {

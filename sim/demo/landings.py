@@ -19,10 +19,10 @@ STREAM = "landings"
 FIRST_DAY, DAYS = "2013-10-01T00:00:00Z", 15
 END = "2013-10-15T00:00:00Z"
 """Later windows are not compared. The records of the last day bring the watermark past the earlier windows."""
-_FIRST_MS, _END_MS = 1_380_585_600_000, 1_381_881_600_000
+_FIRST_MS, _END_MS = 1_380_585_600_000, 1_381_881_600_000  # format: two weeks of October 2013
 DISORDER = "14h"
 """The shortest whole number of hours within which each flight of these days has landed."""
-PUSH_EVERY_S = 0.05
+PUSH_EVERY_S = 0.05  # limit: pushes per second
 
 
 def landings(flights: pa.Table) -> pa.Table:

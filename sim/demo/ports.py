@@ -7,7 +7,7 @@ import secrets
 import socket
 from contextlib import suppress
 
-FIRST, LAST = 10_000, 32_000
+FIRST, LAST = 10_000, 32_000  # limit: ports outside the ephemeral range of Linux
 """Linux gives its clients ports from 32,768 on. A client may take such a port while its server restarts."""
 
 # Each process begins at another port: two processes rarely choose the same one at the same time.

@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 import numpy.typing as npt
 
-RETRY_S = 0.2
+RETRY_S = 0.2  # limit: pushes while the edge starts, or cannot take records
 
 
 class Pusher(threading.Thread):
@@ -47,11 +47,14 @@ class Pusher(threading.Thread):
             due_records = int(np.searchsorted(self._due_s, now_s))
             if due_records > pushed:
                 try:
-                    client.post(self._url, content=self._lines(pushed, due_records)).raise_for_status()
+                    reply = client.post(self._url, content=self._lines(pushed, due_records))
                 except httpx.ConnectError:
                     if pushed:
                         raise
-                    time.sleep(RETRY_S)  # the edge is still starting
+                    reply = None  # the edge is still starting
+                if reply is None or reply.status_code == 503:  # it has accepted nothing
+                    time.sleep(RETRY_S)
                     continue
+                reply.raise_for_status()
                 pushed = due_records
             time.sleep(max(0.0, self._every_s - (time.time() - now_s)))  # noqa: TID251

@@ -25,10 +25,10 @@ from sim.demo.ports import free_address, free_port
 from sim.demo.pusher import Pusher
 from sim.demo.queries import QUESTIONS, SPECS, WATCHED_SPECS
 
-READY_TIMEOUT_S = 180.0
+READY_TIMEOUT_S = 180.0  # limit: time of a start
 YEAR_S = 365 * 86_400
-STOP_TIMEOUT_S = 30.0
-EDGE_START_S = 6.0
+STOP_TIMEOUT_S = 30.0  # limit: time of a stop
+EDGE_START_S = 6.0  # limit: time of a start
 LANDINGS_AFTER = 0.15
 """Part of the replay of the year after which the landings begin."""
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from edgewater.arrivals.targets import AccuracyTarget, MeasureKind
-from edgewater.model.errors import InvalidConfig
+from edgewater.base.errors import InvalidConfig
 from sim.early_answers.baselines import (
     AionAsPublished,
     AionMinus,
     AqKSlack,
     Baseline,
-    FixedWatermark,
     KSlack,
     WaitForAll,
     WindowArrivals,
@@ -19,12 +18,10 @@ from sim.early_answers.baselines import (
 from sim.early_answers.engine import Progress, SilentSource, WindowOutcome, queue_end_ms, true_values
 from sim.early_answers.workload import Workload
 
-BASELINES = ("default", "k-slack", "aq-k-slack", "aion", "aion-minus", "fixed")
+BASELINES = ("default", "k-slack", "aq-k-slack", "aion", "aion-minus")
 
 
-def make_baseline(
-    name: str, target: AccuracyTarget, measure: MeasureKind, substream_ms: float, fixed_ms: float
-) -> Baseline:
+def make_baseline(name: str, target: AccuracyTarget, measure: MeasureKind, substream_ms: float) -> Baseline:
     match name:
         case "default":
             return WaitForAll(target, measure)
@@ -36,8 +33,6 @@ def make_baseline(
             return AionAsPublished(target, measure, substream_ms)
         case "aion-minus":
             return AionMinus(target, measure)
-        case "fixed":
-            return FixedWatermark(target, measure, fixed_ms)
     raise InvalidConfig("--algorithm", name, f"edgewater, {', '.join(BASELINES)} or all")
 
 
@@ -49,15 +44,14 @@ def run_baseline(
     event_cost_ms: float,
     *,
     substream_ms: float,
-    fixed_ms: float,
     silent: SilentSource | None = None,
     progress: Progress = lambda done: None,
 ) -> list[WindowOutcome]:
     results = []
-    algorithm = make_baseline(name, target, measure, substream_ms, fixed_ms)
+    algorithm = make_baseline(name, target, measure, substream_ms)
     for index in range(workload.windows):
         if index and workload.restarts_before(index):
-            algorithm = make_baseline(name, target, measure, substream_ms, fixed_ms)
+            algorithm = make_baseline(name, target, measure, substream_ms)
         events = workload.window(index)
         arrival = events.arrival_ms
         if silent and silent.first <= index < silent.last:

@@ -5,7 +5,7 @@ Each uses the events that have arrived before its answer.
 `WaitForAll` waits for all events. `KSlack` waits for the slack of Mutschler and Philippsen (2013), the "Default" in
 Aion's figures. `AqKSlack` follows Ji et al. (2015) in the form that Aion compares with: slack and sample size from the
 error. `AionAsPublished` is Algorithms 1 and 2 with Eq. 4, 7 and 8 as published, δ = 1 - confidence. `AionMinus`
-combines its sample with K-Slack's wait. `FixedWatermark` is the bounded out-of-orderness of Spark and Flink.
+combines its sample with K-Slack's wait.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import numpy as np
 
 from edgewater.arrivals.sample_size import finite_population_size, mean_size
 from edgewater.arrivals.targets import AccuracyTarget, MeasureKind
-from edgewater.model.errors import InvalidInput
 from edgewater.synopses import BoolArray, FloatArray, IntArray
 
 HISTORY_WINDOWS = 10
@@ -87,20 +86,6 @@ class WaitForAll:
         every = np.ones(len(window.value), bool)
         fire = float(window.arrival_ms.max(initial=window.end_ms))
         return BaselineAnswer(fire, every, every, measured(self.measure, window, every, 1.0))
-
-
-class FixedWatermark:
-    """Answers a fixed time after the window's end; later events are dropped."""
-
-    def __init__(self, target: AccuracyTarget, measure: MeasureKind, delay_ms: float) -> None:
-        if delay_ms < 0:
-            raise InvalidInput("watermark delay", delay_ms, "0 ms or more")
-        self.measure, self.delay_ms = measure, delay_ms
-
-    def close(self, window: WindowArrivals) -> BaselineAnswer:
-        fire = window.end_ms + self.delay_ms
-        there = window.arrival_ms <= fire
-        return BaselineAnswer(fire, there, there, measured(self.measure, window, there, 1.0))
 
 
 class Slack:

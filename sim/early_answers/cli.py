@@ -10,15 +10,14 @@ from typing import Any
 import click
 
 from edgewater.arrivals.targets import MEASURES, SCOPES, check_confidence, check_error, check_measure
-from edgewater.model.errors import InvalidConfig
-from edgewater.model.quantities import format_duration
+from edgewater.base.errors import InvalidConfig
+from edgewater.base.quantities import format_duration
 from sim.early_answers.baseline_runs import BASELINES
 from sim.early_answers.study import Study, run_study
 from sim.early_answers.summary import table
 from sim.early_answers.values import NAMES
 from sim.early_answers.workload import DELAYS, SCENARIOS
 from sim.parameters import Duration, Fraction
-from sim.scheduling.cli import scheduling
 
 ALGORITHMS = ("edgewater", *BASELINES)
 
@@ -26,9 +25,6 @@ ALGORITHMS = ("edgewater", *BASELINES)
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def simulate() -> None:
     """Run production code under a virtual clock, on synthetic or recorded events."""
-
-
-simulate.add_command(scheduling)
 
 
 @simulate.command("early-answers")
@@ -117,14 +113,6 @@ simulate.add_command(scheduling)
     show_default=True,
     type=click.IntRange(1),
     help="Number of edges; each has the same share of the rate.",
-)
-@click.option(
-    "--fixed-delay",
-    "fixed_ms",
-    default="1s",
-    show_default=True,
-    type=Duration(),
-    help="Waiting time of the algorithm `fixed`.",
 )
 @click.option(
     "--sampling/--no-sampling",

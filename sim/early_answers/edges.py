@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 
 from center.early import EdgeSamplingController, SamplingRequirement
-from edge.arrivals import BernoulliSampler, GroupMonitor, SubstreamMonitor
-from edgewater.arrivals import SlotGrid
+from edge.arrivals import BernoulliSampler, SubstreamMonitor
+from edgewater.arrivals import ReportSchedule, encode_report
 from edgewater.model.accuracy import MAX_GROUPS
 from edgewater.synopses import FloatArray, IntArray
 from edgewater.wire import Arrivals, SamplingReason
@@ -24,9 +24,10 @@ class SimulatedEdge:
         has_values: whether the measure has values; a count has none and is not sampled.
     """
 
-    def __init__(self, number: int, grid: SlotGrid, *, grouped: bool, has_values: bool) -> None:
-        self._monitor = GroupMonitor(grid, (pa.int64(),), MAX_GROUPS) if grouped else SubstreamMonitor(grid)
-        self._slot_ms, self._has_values = grid.slot_ms, has_values
+    def __init__(self, number: int, schedule: ReportSchedule, *, grouped: bool, has_values: bool) -> None:
+        types = (pa.int64(),) if grouped else ()
+        self._monitor = SubstreamMonitor(schedule.grid, types, MAX_GROUPS if grouped else 1)
+        self._schedule, self._has_values = schedule, has_values
         self._sampler = BernoulliSampler(number)
         self._sampling = EdgeSamplingController()
         self._read = 0
@@ -38,37 +39,24 @@ class SimulatedEdge:
         if self._has_values:
             kept = self._sampler.keep(self._read, len(event_ms), self.rate)
         self._read += len(event_ms)
-        if isinstance(self._monitor, GroupMonitor):
-            self._read_by_slot(self._monitor, event_ms, arrived_ms, value, group, kept)
-        elif self._has_values:
-            self._monitor.observe(event_ms, arrived_ms, value[kept], kept, (value, value))
-        else:
-            self._monitor.observe(event_ms, arrived_ms)
-        return kept
-
-    def _read_by_slot(
-        self,
-        monitor: GroupMonitor,
-        event_ms: IntArray,
-        arrived_ms: IntArray,
-        value: FloatArray,
-        group: IntArray,
-        kept: IntArray,
-    ) -> None:
-        """Passes one batch per arrival slot, as the group monitor takes batches with one arrival time."""
-        slot = arrived_ms // self._slot_ms
+        # A batch has one arrival time.
+        slot = arrived_ms // self._schedule.grid.slot_ms
         begins = np.flatnonzero(np.diff(slot, prepend=-1))
         ends = [*begins[1:].tolist(), len(slot)]
         cuts = np.searchsorted(kept, [*begins, len(slot)]).tolist()
         for i, (begin, end) in enumerate(zip(begins.tolist(), ends, strict=True)):
             mine = kept[cuts[i] : cuts[i + 1]]
             sampled = (value[mine], mine - begin, (value[begin:end],) * 2) if self._has_values else ()
-            monitor.observe(event_ms[begin:end], int(arrived_ms[begin]), [pa.array(group[begin:end])], *sampled)
+            keys = [pa.array(group[begin:end])] if self._monitor.types else []
+            self._monitor.observe(event_ms[begin:end], int(arrived_ms[begin]), keys, *sampled)
+        return kept
 
     def report(self, through_ms: int) -> Arrivals:
         """Returns the arrival statistics since the last report."""
         reason = SamplingReason.MEASURE if self.rate < 1 else SamplingReason.NONE
-        return Arrivals(through_ms, tuple(s.to_state() for s in self._monitor.take()), reason)
+        statistics = self._monitor.take()
+        data = (encode_report(statistics, self._schedule.slice_substreams),) if statistics else ()
+        return Arrivals(through_ms, data, reason)
 
     def heartbeat(self, requirement: SamplingRequirement) -> None:
         """Applies the gateway's reply to a heartbeat of an edge whose link and processor keep up."""

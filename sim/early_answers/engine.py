@@ -28,13 +28,13 @@ from edgewater.answers import Phase
 from edgewater.answers.statement import ACCURACY
 from edgewater.arrivals.schedule import HORIZON_WINDOWS
 from edgewater.arrivals.targets import AccuracyTarget, MeasureKind
+from edgewater.base.errors import InvalidInput
+from edgewater.base.quantities import format_duration
+from edgewater.base.streams import LIVE, EdgeId
 from edgewater.model.accuracy import group_values, report_schedule
 from edgewater.model.edge_records import EdgeRecord, StreamRecord
-from edgewater.model.errors import InvalidInput
-from edgewater.model.quantities import format_duration
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.streams import LIVE, EdgeId
 from edgewater.synopses import BoolArray, FloatArray, IntArray
 from edgewater.wire import QueryRef, SliceClose
 from sim.early_answers.edges import SimulatedEdge
@@ -267,8 +267,7 @@ class EarlyAnswerSimulation:
         self._first, self.now_ms = step, self._start(step)
         has_values, grouped = self.measure != "count", self.workload.groups > 1
         self._readers = [
-            SimulatedEdge(i + 1, self.schedule.grid, grouped=grouped, has_values=has_values)
-            for i in range(len(self.edges))
+            SimulatedEdge(i + 1, self.schedule, grouped=grouped, has_values=has_values) for i in range(len(self.edges))
         ]
         if self.fixed_rate is not None:
             for reader in self._readers:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from edgewater.arrivals.targets import AccuracyTarget, MeasureKind
-from edgewater.model.errors import InvalidConfig
+from edgewater.base.errors import InvalidConfig
 from sim.early_answers.baseline_runs import run_baseline
 from sim.early_answers.engine import EarlyAnswerSimulation, Progress, SilentSource, WindowOutcome
 from sim.early_answers.summary import oracle_rate, summarise
@@ -40,7 +40,6 @@ class Study:
     edges: int = 5
     silent_edge: bool = False
     event_cost_ms: float = 0.02
-    fixed_ms: float = 1000.0
     latest_ms: int | None = None
     sampling: bool = True
     seed: int = 1
@@ -98,7 +97,6 @@ def run_workload(study: Study, workload: Workload, progress: Progress = lambda d
             study.measure,
             study.event_cost_ms,
             substream_ms=study.substream_ms,
-            fixed_ms=study.fixed_ms,
             silent=study.silent,
             progress=progress,
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgewater.model.errors import InvalidConfig
+from edgewater.base.errors import InvalidConfig
 from edgewater.synopses import FloatArray
 
 NAMES = ("nyt", "ysb", "lognormal2", "pareto2.2", "constant")

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from edgewater.model.errors import InvalidConfig
+from edgewater.base.errors import InvalidConfig
 from edgewater.synopses import FloatArray, IntArray
 from sim.early_answers.values import ValueSource
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from edgewater.model.errors import InvalidConfig
-from edgewater.model.quantities import duration_ms, fraction, size_bytes
+from edgewater.base.errors import InvalidConfig
+from edgewater.base.quantities import duration_ms, fraction, size_bytes
 from edgewater.model.query import Budget, CombinedBudget, ErrorBudget, QuerySpec, StalenessBudget
 
 Kind = Literal["error", "staleness", "combined"]
@@ -47,23 +47,21 @@ class PlannedBudget:
         return replace(self, kind="combined", staleness_ms=ms)
 
 
-def budgets(
-    errors: Sequence[str], stalenesses: Sequence[str], query: QuerySpec, largest: float, *, combined: bool = False
-) -> list[PlannedBudget]:
-    """Returns the budgets to try, smallest first. A sweep includes the query's own budget.
+def budgets(errors: Sequence[str], stalenesses: Sequence[str], query: QuerySpec, largest: float) -> list[PlannedBudget]:
+    """Returns the budgets to try, smallest first. A sweep includes the query's own budget. If that one is combined,
+    each error is combined with each staleness.
 
     Args:
         errors, stalenesses: budgets from the command line. If both are empty: a sweep of the query's kind of budget,
             error by default.
         largest: the largest possible error, which is the error of an answer without the largest group.
-        combined: each error is combined with each staleness. This is also so if the query's own budget is combined.
 
     Raises:
         InvalidConfig: names the flag, the value and the accepted values.
     """
     window_ms = query.window.longest_ms
     own = _own(query, largest)
-    if combined or (own is not None and own.kind == "combined"):
+    if own is not None and own.kind == "combined":
         chosen = _combined(errors, stalenesses, own, largest, window_ms)
     elif errors or stalenesses:
         chosen = [_error(text, largest) for text in errors] + [_staleness(text, window_ms) for text in stalenesses]
@@ -83,13 +81,12 @@ def _key(budget: PlannedBudget) -> tuple[str, int, float]:
 
 
 def _combined(
-    errors: Sequence[str], stalenesses: Sequence[str], own: PlannedBudget | None, largest: float, window_ms: int
+    errors: Sequence[str], stalenesses: Sequence[str], own: PlannedBudget, largest: float, window_ms: int
 ) -> list[PlannedBudget]:
-    """Returns each error with each staleness. Without a given staleness: the query's staleness, or a sweep."""
+    """Returns each error with each staleness. Without a given staleness: the query's."""
     lengths = sorted({int(_staleness(text, window_ms).amount) for text in stalenesses})
-    if not lengths and own is not None and own.staleness_ms is not None:
+    if not lengths and own.staleness_ms is not None:
         lengths = [own.staleness_ms]
-    lengths = lengths or sorted({max(1, round(share * window_ms)) for share in STALENESS_SHARES})
     amounts = [_error(text, largest) for text in errors]
     amounts = amounts or [PlannedBudget("error", share, share * largest) for share in ERROR_SHARES]
     return [amount.with_staleness(ms) for ms in lengths for amount in amounts]

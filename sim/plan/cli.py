@@ -5,196 +5,34 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from edge.codecs import MS_PER_UNIT
-from edgewater.model.caching import ESTIMATES, EVICTIONS, SIZINGS, CacheSpec
-from edgewater.model.errors import InvalidConfig, StorageError
+from edgewater.base.errors import InvalidConfig, StorageError
+from edgewater.base.streams import TIME_COLUMN
+from edgewater.model.link_forecast import Load, verdict
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import TIME_COLUMN
 from edgewater.model.syntax import column_names, parse_sql
 from sim.budgets.optimal import ROUNDING
 from sim.budgets.outcome import truth_per_window
-from sim.parameters import Duration
+from sim.budgets.trace import Trace
+from sim.parameters import Duration, chosen_names
 from sim.plan.budgets import PlannedBudget, bandwidth, budgets
-from sim.plan.center_cli import center
-from sim.plan.cost import update_bytes
-from sim.plan.event_times import NUMBER, event_times
-from sim.plan.grid import POLICIES, PlanInputs, Row, chosen_names, combinations, measure_all
-from sim.plan.planned_query import QueryFlags, omitted_measures, read_query
+from sim.plan.cost import update_bytes, window_bytes
+from sim.plan.event_times import event_times
+from sim.plan.grid import POLICIES, Combination, PlanInputs, Row, combinations, measure_all
+from sim.plan.planned_query import omitted_measures, read_query
 from sim.plan.plot import SUFFIXES, plot
 from sim.plan.reader import ColumnSelection, read_files
-from sim.plan.table import label, table, write_csv
-from sim.plan.trace import Notify, PlacedTrace, Placement, build_trace
+from sim.plan.table import label, table
+from sim.plan.trace import Notify, Placement, build_trace
 
 PATH = click.Path(dir_okay=False, path_type=Path)
-
-
-def _query_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the flags that define the query."""
-    for option in reversed(
-        (
-            click.argument("trace", nargs=-1, required=True, type=click.Path(path_type=Path)),
-            click.option("--query", "query_file", type=PATH, help="YAML file of a query; other flags override it."),
-            click.option(
-                "--time",
-                "time",
-                multiple=True,
-                required=True,
-                metavar="COL",
-                help="Event time. Give it twice for a date and a time of day in two columns.",
-            ),
-            click.option(
-                "--time-unit", type=click.Choice([*MS_PER_UNIT]), help="Unit of numeric times.  [default: ms]"
-            ),
-            click.option(
-                "--key", "keys", multiple=True, metavar="COL", help="Column to group by.  [default: the query's]"
-            ),
-            click.option("--value", metavar="COL", help="Column to aggregate.  [default: the query's]"),
-            click.option(
-                "--aggregate",
-                metavar="NAME",
-                help="sum, count, min or max.  [default: the query's; else sum of --value, or count]",
-            ),
-            click.option(
-                "--measure",
-                metavar="NAME",
-                help="The measure to evaluate.  [default: that of the query's error budget, or its first one]",
-            ),
-            click.option(
-                "--window",
-                metavar="DURATION",
-                help="Length of the tumbling windows.  [default: the query's, or about 30 windows]",
-            ),
-        )
-    ):
-        command = option(command)
-    return command
-
-
-def _grid_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the repeatable flags whose combinations are run."""
-    for option in reversed(
-        (
-            click.option(
-                "--bandwidth",
-                "bandwidths",
-                multiple=True,
-                required=True,
-                metavar="SIZE",
-                help="Bytes per second of each edge's link, such as 64KiB.",
-            ),
-            click.option(
-                "--budget",
-                "error_budgets",
-                multiple=True,
-                metavar="AMOUNT",
-                help="Error budget: 1000, 1MB, or 0.1% of the largest possible error.  [default: 0.001% to 10%]",
-            ),
-            click.option(
-                "--staleness",
-                "stalenesses",
-                multiple=True,
-                metavar="DURATION",
-                help="Staleness budget: 2s, or 10% of a window.",
-            ),
-            click.option(
-                "--combined",
-                is_flag=True,
-                help="Each --budget together with each --staleness: bytes against both.  [default: if the query "
-                "has both]",
-            ),
-            click.option(
-                "--policy",
-                "policies",
-                multiple=True,
-                metavar="NAME",
-                help=f"{', '.join(POLICIES)}, or all.  [default: caching, the policy of an edge]",
-            ),
-            click.option(
-                "--eviction",
-                "evictions",
-                multiple=True,
-                metavar="NAME",
-                help=f"For caching: {', '.join(EVICTIONS)}, or all.  [default: the query's, or {EVICTIONS[0]}]",
-            ),
-            click.option(
-                "--estimate",
-                "estimates",
-                multiple=True,
-                metavar="NAME",
-                help=f"For caching with --staleness: {', '.join(ESTIMATES)}, or all.",
-            ),
-            click.option(
-                "--sizing",
-                "sizings",
-                multiple=True,
-                metavar="NAME",
-                help=f"For caching with --staleness: {', '.join(SIZINGS)}, or all.",
-            ),
-        )
-    ):
-        command = option(command)
-    return command
-
-
-def _run_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the flags of edges, windows and output."""
-    for option in reversed(
-        (
-            click.option(
-                "--edges",
-                type=click.IntRange(1, 10_000),
-                help="Number of edges.  [default: 1, or the number of values of --edge-column]",
-            ),
-            click.option("--edge-column", metavar="COL", help="All records with the same value are at one edge."),
-            click.option(
-                "--spread",
-                type=click.Choice(["records", "keys"]),
-                default="records",
-                show_default=True,
-                help="Without --edge-column: assign records, or whole groups, to random edges.",
-            ),
-            click.option(
-                "--windows", default=30, show_default=True, type=click.IntRange(1), help="Maximum number of windows."
-            ),
-            click.option(
-                "--update-bytes",
-                type=click.FloatRange(1),
-                metavar="N",
-                help="Size of an update on the wire.  [default: measured on frames of the trace]",
-            ),
-            click.option(
-                "--wire",
-                is_flag=True,
-                help="For caching: model packets, headers, compression, acknowledgements, and how edges learn "
-                "the bandwidth. Takes longer.",
-            ),
-            click.option(
-                "--delay",
-                type=Duration(),
-                default="50ms",
-                show_default=True,
-                help="With --wire: delay of each edge's link, in each direction.",
-            ),
-            click.option(
-                "--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of all randomness."
-            ),
-            click.option("--jobs", type=click.IntRange(1), help="Number of processes.  [default: number of cores]"),
-            click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON instead of a table."),
-            click.option("--csv", "csv_file", type=PATH, help="Write the rows to a CSV file."),
-            click.option("--plot", "plot_file", type=PATH, help="Plot the curves to FILE.svg, .png or .pdf."),
-        )
-    ):
-        command = option(command)
-    return command
 
 
 class PlanCommands(click.Group):
@@ -208,22 +46,141 @@ class PlanCommands(click.Group):
 
 @click.group(cls=PlanCommands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 def plan() -> None:
-    """Predict the staleness, error and bytes of budgets, and the size of a center.
+    """Predict the staleness, error and bytes of budgets.
 
     \b
       edgewater plan FILE …      replay your records under budgets: the same as `edgewater plan trace FILE …`
-      edgewater plan center …    pods, cores and bytes per day of a center
+      edgewater plan link FILE … whether several queries are in time on one link
     """
 
 
-plan.add_command(center)
+TIMES = click.option(
+    "--time",
+    "time",
+    multiple=True,
+    required=True,
+    metavar="COL",
+    help="Event time. Give it twice for a date and a time of day in two columns.",
+)
+TIME_UNIT = click.option("--time-unit", type=click.Choice([*MS_PER_UNIT]), help="Unit of numeric times.  [default: ms]")
+EDGES = click.option(
+    "--edges",
+    type=click.IntRange(1, 10_000),
+    help="Number of edges.  [default: 1, or the number of values of --edge-column]",
+)
+EDGE_COLUMN = click.option("--edge-column", metavar="COL", help="All records with the same value are at one edge.")
+SEED = click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of all randomness.")
 
 
 @plan.command()
-@_query_flags
-@_grid_flags
-@_run_flags
-def trace(as_json: bool, csv_file: Path | None, plot_file: Path | None, jobs: int | None, **flags: Any) -> None:
+@click.argument("trace", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--query", "files", type=PATH, multiple=True, required=True, help="YAML file of a query. Give it often.")
+@TIMES
+@TIME_UNIT
+@click.option("--bandwidth", "width", required=True, metavar="SIZE", help="Bytes per second of each edge's link.")
+@EDGES
+@EDGE_COLUMN
+@click.option("--delay", type=Duration(), default="50ms", show_default=True, help="From an edge to an answer.")
+@SEED
+@click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON instead of a table.")
+def link(files: tuple[Path, ...], width: str, delay: int, as_json: bool, **flags: Any) -> None:
+    """Forecast whether several queries are in time on one link.
+
+    TRACE is as for `edgewater plan trace`. For each query, the edge with the most records ships its first window
+    exactly, through a production edge. The forecast is the one that `edgewater query show` makes of what edges state:
+
+    \b
+      edgewater plan link flights.csv --query miles.yaml --query delays.yaml --time scheduled_ms \\
+          --edge-column origin --bandwidth 64
+
+    `yes`: all values of each window arrive by its deadline, also if the windows of all queries end together and need a
+    quarter more bytes. Without a staleness budget, a window is due when the next one ends. An error budget needs
+    fewer bytes than the forecast has, so such a query is never `no`.
+    """
+    rate = bandwidth(width)
+    notify: Notify = lambda text: click.echo(text, err=True)  # noqa: E731
+    loads, limited = dict[str, Load](), set[str]()
+    for file in files:
+        _, query, parts = _trace({**flags, "windows": 1}, read_query(file), notify)
+        sent = window_bytes(max(parts, key=len), query, rate)
+        if query.name in loads:
+            raise InvalidConfig("--query", str(file), "each query once", f"{query.name} is in two files")
+        if query.error_budget is not None:
+            limited.add(query.name)
+        loads[query.name] = Load.of(query, (sent, 0.0), float(delay))
+    found = {name: verdict(load, loads.values(), rate, rate) for name, load in loads.items()}
+    rows = [
+        {
+            "query": name,
+            "bytes_per_window": round(load.sent_bytes),
+            "link_share": load.bytes_s / rate,
+            "in_time": "unknown" if found[name] == "no" and name in limited else found[name],
+        }
+        for name, load in loads.items()
+    ]
+    if as_json:
+        click.echo(json.dumps(rows, indent=1, allow_nan=False))
+        return
+    for row in rows:
+        share = f"{row['link_share']:.0%} of the link"
+        click.echo(f"{row['query']}: {row['bytes_per_window']} bytes a window, {share}, in time: {row['in_time']}")
+
+
+@plan.command()
+@click.argument("trace", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--query", "query_file", type=PATH, required=True, help="YAML file of the query.")
+@TIMES
+@TIME_UNIT
+@click.option(
+    "--bandwidth",
+    "bandwidths",
+    multiple=True,
+    required=True,
+    metavar="SIZE",
+    help="Bytes per second of each edge's link, such as 64KiB.",
+)
+@click.option(
+    "--budget",
+    "error_budgets",
+    multiple=True,
+    metavar="AMOUNT",
+    help="Error budget: 1000, 1MB, or 0.1% of the largest possible error.  [default: 0.001% to 10%]",
+)
+@click.option(
+    "--staleness",
+    "stalenesses",
+    multiple=True,
+    metavar="DURATION",
+    help="Staleness budget: 2s, or 10% of a window.",
+)
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="NAME",
+    help=f"{', '.join(POLICIES)}, or all.  [default: caching, the policy of an edge]",
+)
+@EDGES
+@EDGE_COLUMN
+@click.option("--windows", default=30, show_default=True, type=click.IntRange(1), help="Maximum number of windows.")
+@click.option(
+    "--wire",
+    is_flag=True,
+    help="For caching: model packets, headers, compression, acknowledgements, and how edges learn "
+    "the bandwidth. Takes longer.",
+)
+@click.option(
+    "--delay",
+    type=Duration(),
+    default="50ms",
+    show_default=True,
+    help="With --wire: delay of each edge's link, in each direction.",
+)
+@SEED
+@click.option("--jobs", type=click.IntRange(1), help="Number of processes.  [default: number of cores]")
+@click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON instead of a table.")
+@click.option("--plot", "plot_file", type=PATH, help="Plot the curves to FILE.svg, .png or .pdf.")
+def trace(as_json: bool, plot_file: Path | None, jobs: int | None, **flags: Any) -> None:
     """Predict the staleness, error and bytes of budgets on your own data.
 
     TRACE is one or more files: CSV with a header, NDJSON (both also .gz) or Parquet. The command replays the
@@ -231,9 +188,8 @@ def trace(as_json: bool, csv_file: Path | None, plot_file: Path | None, jobs: in
     downloads, bytes by package and country, four edges with 64 bytes per second each:
 
     \b
-      edgewater plan 2015-01-02.csv.gz --time date --time time --key package --key country \\
-          --value size --window 1h --windows 6 --edges 4 --bandwidth 64 \\
-          --policy caching --policy optimal --plot plan.svg
+      edgewater plan 2015-01-02.csv.gz --query downloads.yaml --time date --time time --windows 6 \\
+          --edges 4 --bandwidth 64 --policy caching --policy optimal --plot plan.svg
 
     Choose a budget from the table or the plot and put it into the query (`budget: {error: {bytes: 10MB}}`).
     Staleness and error are 95th percentiles over windows; a window's error is the largest of all groups, as a
@@ -242,12 +198,11 @@ def trace(as_json: bool, csv_file: Path | None, plot_file: Path | None, jobs: in
     if plot_file is not None and plot_file.suffix not in SUFFIXES:
         raise InvalidConfig("--plot", str(plot_file), f"a file that ends in {', '.join(SUFFIXES)}")
     rows = _rows(flags, jobs or os.cpu_count() or 1, lambda text: click.echo(text, err=True))
-    for path, write in ((csv_file, write_csv), (plot_file, plot)):
-        if path is not None:
-            try:
-                write(rows, path)
-            except OSError as exc:
-                raise StorageError(f"{path} cannot be written: {exc.strerror or exc}") from exc
+    if plot_file is not None:
+        try:
+            plot(rows, plot_file)
+        except OSError as exc:
+            raise StorageError(f"{plot_file} cannot be written: {exc.strerror or exc}") from exc
     if as_json:
         click.echo(json.dumps(rows, indent=1, allow_nan=False))
         return
@@ -259,33 +214,20 @@ def trace(as_json: bool, csv_file: Path | None, plot_file: Path | None, jobs: in
 
 
 def _rows(flags: dict[str, Any], jobs: int, notify: Notify) -> list[Row]:
-    query = read_query(
-        QueryFlags(
-            flags["query_file"], flags["keys"], flags["value"], flags["aggregate"], flags["window"], flags["measure"]
-        )
-    )
-    default = query.cache
+    query = read_query(flags["query_file"])
     policies = chosen_names(flags["policies"], "--policy", POLICIES, ("caching",))
-    evictions = chosen_names(flags["evictions"], "--eviction", EVICTIONS, (default.eviction,))
-    estimates = chosen_names(flags["estimates"], "--estimate", ESTIMATES, (default.estimate,))
-    sizings = chosen_names(flags["sizings"], "--sizing", SIZINGS, (default.sizing,))
     widths = list(dict.fromkeys(bandwidth(text) for text in flags["bandwidths"]))
     # Checks the budgets before a large file is read; the largest possible error is not known yet.
-    budgets(flags["error_budgets"], flags["stalenesses"], query, 1.0, combined=flags["combined"])
-    trace, query, edges = _trace(flags, query, notify)
+    budgets(flags["error_budgets"], flags["stalenesses"], query, 1.0)
+    trace, query, parts = _trace(flags, query, notify)
     largest = _largest(trace, query)
-    tried = budgets(flags["error_budgets"], flags["stalenesses"], query, largest, combined=flags["combined"])
-    _report_differences(flags, query, tried, sizings, notify)
-    stated: float | None = flags["update_bytes"]
-    costs = {width: stated or update_bytes(trace, query, edges, width) for width in widths}
-    if stated is None:
-        notify(
-            "size of an update: "
-            + ", ".join(f"{cost:g} bytes" for cost in dict.fromkeys(costs.values()))
-            + ", measured on the frames of the first window"
-        )
-    inputs = PlanInputs(trace, query, edges, flags["seed"], costs, flags["delay"] if flags["wire"] else None)
-    todo = combinations(policies, evictions, estimates, sizings, default.eager, widths, tried)
+    tried = budgets(flags["error_budgets"], flags["stalenesses"], query, largest)
+    _report_differences(flags, query, tried, notify)
+    costs = {width: update_bytes(max(parts, key=len), query, width) for width in widths}
+    sizes = ", ".join(f"{cost:g} bytes" for cost in dict.fromkeys(costs.values()))
+    notify(f"size of an update: {sizes}, measured on the frames of the first window")
+    inputs = PlanInputs(trace, parts, query, flags["seed"], costs, flags["delay"] if flags["wire"] else None)
+    todo = combinations(policies, query.cache, widths, tried)
     rows = _measured(inputs, todo, jobs)
     over = {label(r) for r in rows if r["budget_kind"] != "staleness" and r["error_p95"] > r["budget"] * (1 + ROUNDING)}
     if over:
@@ -293,41 +235,25 @@ def _rows(flags: dict[str, Any], jobs: int, notify: Notify) -> list[Row]:
     return rows
 
 
-def _trace(flags: dict[str, Any], query: QuerySpec, notify: Notify) -> tuple[PlacedTrace, QuerySpec, int]:
+def _trace(flags: dict[str, Any], query: QuerySpec, notify: Notify) -> tuple[Trace, QuerySpec, list[Trace]]:
     selection = _selection(flags, query)
     raw = read_files(flags["trace"], selection, notify)
     if not raw.num_rows:
         raise InvalidConfig("TRACE", [str(p) for p in flags["trace"]], "at least one record", "the files are empty")
     times, valid = event_times(raw, flags["time"], flags["time_unit"], notify)
-    if flags["value"] is not None and flags["aggregate"] != "count":
-        _check_numbers(raw, flags["value"])
-    placement = Placement(flags["edges"], flags["edge_column"], flags["spread"] == "keys", flags["seed"])
+    placement = Placement(flags["edges"], flags["edge_column"], flags["seed"])
     return build_trace(raw.filter(pa.array(valid)), times[valid], query, placement, flags["windows"], notify)
-
-
-def _check_numbers(raw: pa.Table, name: str) -> None:
-    column = raw.column(name)
-    if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
-        return
-    first = next((v for v in column.to_pylist() if v is not None), None)
-    if pa.types.is_string(column.type):
-        first = next(
-            iter(column.filter(pc.invert(pc.match_substring_regex(column, NUMBER.pattern))).to_pylist()), first
-        )
-    raise InvalidConfig(
-        "--value", name, "a column of numbers", f"its type is {column.type}, with values such as {first!r}"
-    )
 
 
 def _selection(flags: dict[str, Any], query: QuerySpec) -> ColumnSelection:
     """Returns the columns of the query, of event time and of the edge. CSV keys are text unless the query computes with
     them."""
-    columns = {name: "--key" if flags["keys"] else f"group_by.{i}" for i, name in enumerate(query.plain_keys)}
+    columns = {name: f"group_by.{i}" for i, name in enumerate(query.plain_keys)}
     texts = {f"measures.{m.name}": m.argument for m in query.measures} | {"where": query.where}
     texts |= {f"group_by.{name}": text for name, text in query.computed}
     for field, text in texts.items():
         for name in column_names(parse_sql(text, field)) if text is not None else []:
-            columns.setdefault(name, "--value" if name == flags["value"] else field)
+            columns.setdefault(name, field)
     columns.pop(TIME_COLUMN, None)
     columns.update((name, "--time") for name in flags["time"] if name not in columns)
     if flags["edge_column"] is not None:
@@ -337,8 +263,8 @@ def _selection(flags: dict[str, Any], query: QuerySpec) -> ColumnSelection:
     return ColumnSelection(columns, as_text)
 
 
-def _largest(trace: PlacedTrace, query: QuerySpec) -> float:
-    truth = truth_per_window(trace, query, query.measures[0].name)
+def _largest(trace: Trace, query: QuerySpec) -> float:
+    truth = truth_per_window(trace, query)
     largest = max(float(np.nanmax(np.abs(values), initial=0.0)) for values in truth.values())
     if largest <= 0.0:
         measure = query.measures[0]
@@ -346,31 +272,21 @@ def _largest(trace: PlacedTrace, query: QuerySpec) -> float:
     return largest
 
 
-def _report_differences(
-    flags: dict[str, Any], query: QuerySpec, tried: list[PlannedBudget], sizings: tuple[str, ...], notify: Notify
-) -> None:
+def _report_differences(flags: dict[str, Any], query: QuerySpec, tried: list[PlannedBudget], notify: Notify) -> None:
     """Reports where the simulation differs from the query and the flags."""
-    if flags["query_file"] is not None:
-        for measure in omitted_measures(flags["query_file"], query):
-            notify(f"not simulated: {measure} (sketches are not supported)")
+    for measure in omitted_measures(flags["query_file"], query):
+        notify(f"not simulated: {measure} (sketches are not supported)")
     own = query.error_budget is not None and not any(b.of_query for b in tried)
     if own and not (flags["error_budgets"] or flags["stalenesses"]):
         notify("the query's own budget is omitted: it is relative, and offline policies support absolute budgets only")
         for note in query.notes:
             notify(note)
-    if (
-        "explicit" in flags["estimates"]
-        and sizings == (CacheSpec().sizing,)
-        and any(b.kind == "staleness" for b in tried)
-    ):
-        notify(f"--estimate explicit has no effect with the sizing {sizings[0]}: add --sizing")
 
 
-def _measured(inputs: PlanInputs, todo: list[Any], jobs: int) -> list[Row]:
+def _measured(inputs: PlanInputs, todo: list[Combination], jobs: int) -> list[Row]:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import track
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
-        task = bar.add_task("plan", total=len(todo))
-        return measure_all(inputs, todo, jobs, lambda: bar.advance(task))
+    shown: dict[str, Any] = {"console": Console(stderr=True), "transient": True, "disable": not sys.stderr.isatty()}
+    rows = dict(track(measure_all(inputs, todo, jobs), "plan", len(todo), **shown))
+    return [rows[combination] for combination in todo]

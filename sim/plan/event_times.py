@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from edge.codecs import DAY_MS, MS_PER_UNIT, UNIT_NAMES, YEAR_2000_MS, YEAR_2200_MS, EventTime, read_times, time_values
+from edgewater.base.errors import InvalidConfig
 from edgewater.model import arithmetic
-from edgewater.model.errors import InvalidConfig
 from edgewater.synopses import BoolArray, IntArray
 
 ACCEPTED = (

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
@@ -12,14 +12,13 @@ import numpy as np
 import pyarrow as pa
 
 from edgewater.model.caching import CacheSpec
-from edgewater.model.errors import InvalidConfig
 from edgewater.model.query import QuerySpec
 from sim.budgets.experiment import PolicyName, SimulatedPolicy, run
-from sim.budgets.link import LinkModel
+from sim.budgets.link import SimulatedLink
 from sim.budgets.optimal import ROUNDING
 from sim.budgets.outcome import PolicyOutcome
+from sim.budgets.trace import Trace
 from sim.plan.budgets import Kind, PlannedBudget
-from sim.plan.trace import PlacedTrace
 from sim.wire import experiment as wire
 
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
@@ -31,14 +30,15 @@ class PlanInputs:
     """The inputs that all combinations share.
 
     Attributes:
+        parts: the records of each edge.
         update_bytes: size of an update on the wire by bandwidth, the same for all policies.
         wire_delay_ms: the policy `caching` runs over modelled connections with this delay in each direction; None: over
             links that carry updates.
     """
 
-    trace: PlacedTrace
+    trace: Trace
+    parts: list[Trace]
     query: QuerySpec
-    edges: int
     seed: int
     update_bytes: dict[int, float]
     wire_delay_ms: int | None = None
@@ -54,55 +54,19 @@ class Combination:
     budget: PlannedBudget
 
 
-def chosen_names(texts: Iterable[str], flag: str, known: Sequence[str], default: Sequence[str]) -> tuple[str, ...]:
-    """Returns the names that a repeatable flag selects; also accepts `all` and lists with commas.
-
-    Raises:
-        InvalidConfig: an unknown name.
-    """
-    chosen: list[str] = []
-    for name in [part.strip() for text in texts for part in text.split(",")]:
-        if name != "all" and name not in known:
-            raise InvalidConfig(flag, name, f"one of {', '.join(known)}, or all")
-        chosen += known if name == "all" else [name]
-    return tuple(dict.fromkeys(chosen or default))
-
-
-def cache_specs(
-    evictions: Sequence[str], estimates: Sequence[str], sizings: Sequence[str], kind: str, eager: float
-) -> list[CacheSpec]:
-    """Returns the distinct cache policies for a kind of budget.
-
-    Sizing and estimate apply to staleness budgets only, and the sizing `target` does not depend on the estimate.
-    """
-    if kind != "staleness":
-        return [CacheSpec(eviction, eager=eager) for eviction in evictions]
-    specs = [
-        CacheSpec(eviction, sizing, "acc" if sizing == "target" else estimate, eager)
-        for eviction in evictions
-        for sizing in sizings
-        for estimate in estimates
-    ]
-    return list(dict.fromkeys(specs))
-
-
 def combinations(
-    policies: Sequence[str],
-    evictions: Sequence[str],
-    estimates: Sequence[str],
-    sizings: Sequence[str],
-    eager: float,
-    bandwidths: Sequence[int],
-    budgets: Sequence[PlannedBudget],
+    policies: Sequence[str], cache: CacheSpec, bandwidths: Sequence[int], budgets: Sequence[PlannedBudget]
 ) -> list[Combination]:
     """Returns all combinations in the order in which they are printed."""
-    result = []
-    for width in bandwidths:
-        for kind in get_args(Kind):
-            for name in [p for p in POLICIES if p in policies]:
-                specs = cache_specs(evictions, estimates, sizings, kind, eager) if name == "caching" else [CacheSpec()]
-                result += [Combination(name, spec, width, b) for spec in specs for b in budgets if b.kind == kind]
-    return result
+    return [
+        Combination(name, cache if name == "caching" else CacheSpec(), width, budget)
+        for width in bandwidths
+        for kind in get_args(Kind)
+        for name in POLICIES
+        if name in policies
+        for budget in budgets
+        if budget.kind == kind
+    ]
 
 
 def measure(inputs: PlanInputs, combination: Combination) -> Row:
@@ -113,13 +77,13 @@ def measure(inputs: PlanInputs, combination: Combination) -> Row:
     on_wire = caching and inputs.wire_delay_ms is not None
     # A combined budget limits bytes too, so the real frames of edges are measured.
     measured = on_wire or (caching and combination.budget.kind == "combined")
-    link = LinkModel(float(combination.bandwidth_bytes_s), bytes_per_update=None if measured else cost)
+    link = SimulatedLink(float(combination.bandwidth_bytes_s), bytes_per_update=None if measured else cost)
     if on_wire:
         link = replace(link, latency_ms=float(inputs.wire_delay_ms or 0))
-        done = wire.run(inputs.trace, inputs.trace.split(inputs.edges), replace(query, cache=combination.cache), link)
+        done = wire.run(inputs.trace, inputs.parts, replace(query, cache=combination.cache), link)
     else:
         policy = SimulatedPolicy(combination.policy, combination.cache)
-        done = run(inputs.trace, query, link, policy, inputs.edges, seed=inputs.seed)
+        done = run(inputs.trace, inputs.parts, query, link, policy, seed=inputs.seed)
     bound = combination.budget.kind == "staleness"
     return {
         "policy": combination.policy,
@@ -127,7 +91,7 @@ def measure(inputs: PlanInputs, combination: Combination) -> Row:
         "estimate": combination.cache.estimate if caching and bound else None,
         "sizing": combination.cache.sizing if caching and bound else None,
         "aggregate": measure.function.name,
-        "edges": inputs.edges,
+        "edges": len(inputs.parts),
         "bandwidth_bytes_s": combination.bandwidth_bytes_s,
         "budget_kind": combination.budget.kind,
         "budget": combination.budget.size,
@@ -160,10 +124,9 @@ _inputs: PlanInputs | None = None
 """The inputs in a worker process."""
 
 
-def _initialise(trace: PlacedTrace, query: object, *rest: Any) -> None:
+def _initialise(inputs: PlanInputs) -> None:
     global _inputs
-    # A query contains functions, which cannot be pickled; its mapping can.
-    _inputs = PlanInputs(trace, QuerySpec.from_mapping(query), *rest)
+    _inputs = inputs
     pa.set_cpu_count(1)  # every core has a process already
 
 
@@ -172,39 +135,22 @@ def _measure_in_worker(combination: Combination) -> Row:
     return measure(_inputs, combination)
 
 
-def measure_all(inputs: PlanInputs, todo: Sequence[Combination], jobs: int, done: Callable[[], None]) -> list[Row]:
-    """Returns one row per combination, in order, for any number of processes.
-
-    Args:
-        done: called after each combination.
-    """
+def measure_all(inputs: PlanInputs, todo: Sequence[Combination], jobs: int) -> Iterator[tuple[Combination, Row]]:
+    """Yields each combination with its row as soon as it is measured, in an order that depends on `jobs`."""
     if jobs == 1 or len(todo) == 1:
-        rows = []
-        for combination in todo:
-            rows.append(measure(inputs, combination))
-            done()
-        return rows
+        yield from ((combination, measure(inputs, combination)) for combination in todo)
+        return
     # Spawned: a fork would copy Arrow's thread pools in an undefined state.
     context = multiprocessing.get_context("spawn")
-    rest = inputs.edges, inputs.seed, inputs.update_bytes, inputs.wire_delay_ms
-    arguments = (inputs.trace, inputs.query.to_mapping(), *rest)
-    with ProcessPoolExecutor(min(jobs, len(todo)), context, _initialise, arguments) as pool:
-        futures = {pool.submit(_measure_in_worker, todo[at]): at for at in _longest_first(todo)}
+    longest_first = sorted(todo, key=lambda each: _LONGEST.get(each.policy, len(_LONGEST)))
+    with ProcessPoolExecutor(min(jobs, len(todo)), context, _initialise, (inputs,)) as pool:
+        futures = {pool.submit(_measure_in_worker, combination): combination for combination in longest_first}
         try:
-            for _ in _raising(futures):
-                done()
+            yield from ((futures[future], future.result()) for future in as_completed(futures))
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
-        return [future.result() for future, _ in sorted(futures.items(), key=lambda item: item[1])]
 
 
-def _longest_first(todo: Sequence[Combination]) -> list[int]:
-    """Returns the indices with `caching` and `random` first, which take longest."""
-    weight = {"caching": 0, "random": 1}
-    return sorted(range(len(todo)), key=lambda at: (weight.get(todo[at].policy, 2), at))
-
-
-def _raising(futures: Iterable[Future[Row]]) -> Iterator[Row]:
-    for future in as_completed(futures):
-        yield future.result()
+_LONGEST = {"caching": 0, "random": 1}
+"""The policies that take longest, which begin first."""

@@ -14,7 +14,7 @@ import pyarrow.json
 import pyarrow.parquet
 
 from edge.codecs import CODECS, EXTENSIONS, CsvDialect, read_header
-from edgewater.model.errors import InvalidConfig
+from edgewater.base.errors import InvalidConfig
 
 MAX_BLOCK_BYTES = 1 << 30
 """Arrow infers types from the first block, so a block is the whole file up to this size."""

@@ -1,10 +1,8 @@
-"""Output of a plan's rows as a table for the terminal and as CSV."""
+"""Output of a plan's rows as a table for the terminal."""
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sim.plan.grid import Row
@@ -89,11 +87,3 @@ def table(rows: Sequence[Row]) -> Table:
 
 def _block(row: Row) -> tuple[object, ...]:
     return row["bandwidth_bytes_s"], row["budget_kind"], row["staleness_budget_ms"], label(row)
-
-
-def write_csv(rows: Sequence[Row], path: Path) -> None:
-    """Writes the rows as CSV. Raises OSError."""
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)

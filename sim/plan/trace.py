@@ -2,49 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
-from typing import Self
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import google_crc32c
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from edgewater.model.errors import InvalidConfig
-from edgewater.model.quantities import duration_ms, format_duration
+from edgewater.base.errors import InvalidConfig
+from edgewater.base.quantities import format_duration
+from edgewater.base.streams import COLUMN_TYPES, TIME_COLUMN
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import COLUMN_TYPES, TIME_COLUMN
-from edgewater.model.windows import TumblingWindow
 from edgewater.synopses import BoolArray, IntArray
 from sim.budgets.outcome import measured_values
 from sim.budgets.trace import Trace
-from sim.plan.planned_query import default_window
+from sim.plan.planned_query import free_name
 
 Notify = Callable[[str], None]
 BORDER = 0.05
-MEAN_GAPS = 10
-FEW_WINDOWS = 20
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedTrace(Trace):
-    """A trace whose records are assigned to edges.
-
-    Attributes:
-        home: number of the record's edge, from 0, int64.
-    """
-
-    home: IntArray = field(repr=False)
-
-    def rows(self, chosen: IntArray) -> Self:
-        batch = self.batch.take(pa.array(chosen))
-        return replace(self, batch=batch, codes=self.codes[chosen], home=self.home[chosen])
-
-    def split(self, edges: int, seed: int = 0) -> list[Trace]:
-        """Returns one trace per edge. Ignores `seed`, as the records are already assigned."""
-        parts = [np.flatnonzero(self.home == edge) for edge in range(edges)]
-        return [Trace(self.batch.take(pa.array(at)), self.keys, self.codes[at]) for at in parts]
+MEAN_GAPS = 10  # derived: a Poisson process exceeds it with probability e^-10
+FEW_WINDOWS = 20  # derived: one of twenty values is above the 95th percentile
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +32,17 @@ class Placement:
     Attributes:
         edges: number of edges; None: one per value of `column`.
         column: all records with the same value of this column are at one edge.
-        by_key: without a column: all records of a group are at one random edge, instead of each record at a random
-            edge.
     """
 
     edges: int | None = None
     column: str | None = None
-    by_key: bool = False
     seed: int = 0
 
 
-MAX_EDGES = 10_000
+MAX_EDGES = 10_000  # limit: memory of a simulation
 
 
-def place(table: pa.Table, codes: IntArray, placement: Placement, notify: Notify) -> tuple[IntArray, int]:
+def place(table: pa.Table, placement: Placement, notify: Notify) -> tuple[IntArray, int]:
     """Returns the edge number of each record, and the number of edges.
 
     Raises:
@@ -95,19 +70,15 @@ def place(table: pa.Table, codes: IntArray, placement: Placement, notify: Notify
         return homes[ids], edges
     edges = placement.edges or 1
     rng = np.random.default_rng(placement.seed)
-    if placement.by_key:
-        homes = rng.integers(0, edges, int(codes.max(initial=-1)) + 1)
-        notify(f"edges: {edges}, each group at a random edge (seed {placement.seed})")
-        return np.asarray(homes[codes], np.int64), edges
     if edges > 1:
         notify(f"edges: {edges}, each record at a random edge (seed {placement.seed}), so every edge has every group")
-    return rng.integers(0, edges, len(codes)), edges
+    return rng.integers(0, edges, len(table)), edges
 
 
 def build_trace(
     table: pa.Table, times: IntArray, query: QuerySpec, placement: Placement, windows: int, notify: Notify
-) -> tuple[PlacedTrace, QuerySpec, int]:
-    """Returns the trace, the query without its condition (which is applied), and the number of edges.
+) -> tuple[Trace, QuerySpec, list[Trace]]:
+    """Returns the trace, the query without its condition (which is applied), and the trace of each edge.
 
     Args:
         times: per row of the table, in ms.
@@ -122,10 +93,6 @@ def build_trace(
     table, query = _with_keys(table, times, replace(query, where=None))
     if not len(times):
         raise InvalidConfig("TRACE", 0, "at least one record that the query counts", "no record is left")
-    if query.window.longest_ms == 1:
-        window = default_window(int(times.max() - times.min()) + 1)
-        query = replace(query, window=TumblingWindow(duration_ms(window, "--window")))
-        notify(f"window: {window}, by default (--window)")
     first, last = complete_windows(times, query)
     size = query.window.longest_ms
     count = (last - first) // size
@@ -143,8 +110,8 @@ def build_trace(
     keys = {name: columns.pop(name) for name in query.group_by}
     trace = Trace.from_columns(times, keys, columns)
     order = np.argsort(times, kind="stable")
-    home, edges = place(table.take(pa.array(order)), trace.codes, placement, notify)
-    return PlacedTrace(trace.batch, trace.keys, trace.codes, home), query, edges
+    homes, edges = place(table.take(pa.array(order)), placement, notify)
+    return trace, query, trace.split(homes, edges)
 
 
 def _stream_type(column: pa.ChunkedArray, is_key: bool) -> pa.ChunkedArray:
@@ -160,17 +127,11 @@ def _with_keys(table: pa.Table, times: IntArray, query: QuerySpec) -> tuple[pa.T
     arrays = dict(
         zip(query.group_by, query.bind({f.name: f.type for f in whole.schema}).key_arrays(whole), strict=True)
     )
-    names = {name: _free(name, table.column_names) for name, _ in query.computed}
+    names = {name: free_name(name, table.column_names) for name, _ in query.computed}
     for name, column in names.items():
         table = table.append_column(column, arrays[name])
     group_by = tuple(names.get(name, name) for name in query.group_by)
     return table, replace(query, group_by=group_by, computed=())
-
-
-def _free(name: str, taken: Collection[str]) -> str:
-    while name in taken:
-        name += "_"
-    return name
 
 
 def _read_columns(table: pa.Table, times: IntArray, query: QuerySpec) -> pa.RecordBatch:
@@ -189,7 +150,7 @@ def _counted(table: pa.Table, times: IntArray, query: QuerySpec, notify: Notify)
     if condition is not None:
         keep = np.asarray(pc.fill_null(condition.array(whole), False).to_numpy(zero_copy_only=False), bool)
         notify(f"where: {int(keep.sum()):,} of {len(times):,} records")
-    values = measured_values(trace, query, query.measures[0].name)
+    values = measured_values(trace, query)
     evaluated = query.measures[0].to_text()
     missing = keep & ~np.isfinite(values)
     if missing.any():

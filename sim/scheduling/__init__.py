@@ -1,4 +1,4 @@
 """The production scheduler under a virtual clock: benchmarks' queries, arrivals and true costs are simulated.
 
-`edgewater simulate scheduling` and `bench.scheduling` run experiments (`engine.run`).
+`bench.scheduling` runs experiments (`engine.run`).
 """

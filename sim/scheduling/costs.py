@@ -10,7 +10,7 @@ WEIGHT = 0.1
 MAX_FACTOR = 8.0
 """A single measurement changes no average by more than this factor. One pause of the process must not send a query to
 the end."""
-_LEAST_MS = 1e-6
+_LEAST_MS = 1e-6  # limit: divisions by zero
 
 
 @dataclass(frozen=True, slots=True)

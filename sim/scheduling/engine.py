@@ -10,13 +10,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ParamSpec, TypeVar
 
 from sim.scheduling.costs import CostEstimate
 from sim.scheduling.memory import QueueLimits
-from sim.scheduling.policies import make_policy
+from sim.scheduling.policies import POLICIES
 from sim.scheduling.queries import Item, QueryProfile
-from sim.scheduling.scheduler import DEFAULT_CYCLE_MS, DEFAULT_FLOOR_MS, Scheduler, Turn
-from sim.scheduling.workload import Arrival, Load, arrivals, profiles
+from sim.scheduling.scheduler import DEFAULT_CYCLE_MS, Scheduler, WorkerTurn
+from sim.scheduling.workload import Arrival, OfferedLoad, arrivals, profiles
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 RECORD_BYTES = 100.0
 MEASURED_EVERY = 16
@@ -35,10 +39,10 @@ class Experiment:
         memory_bytes: of all nodes together; None: unbounded.
         manage_memory: False: back-pressure alone ("w/o MM" in the thesis).
         reduction_first: memory is managed as in the thesis.
-        measure_overhead: whether `Outcome.scheduler_s` is measured, which makes it take longer.
+        measure_overhead: whether `RunOutcome.scheduler_s` is measured, which makes it take longer.
     """
 
-    load: Load = field(default_factory=Load)
+    load: OfferedLoad = field(default_factory=OfferedLoad)
     policy: str = "klink"
     nodes: int = 1
     memory_bytes: float | None = None
@@ -49,7 +53,7 @@ class Experiment:
 
 
 @dataclass(slots=True)
-class Outcome:
+class RunOutcome:
     """The measurements of a run.
 
     Attributes:
@@ -77,33 +81,31 @@ class Outcome:
     clock_calls: int = 0
 
 
-def run(experiment: Experiment, tick: Callable[[], None] = lambda: None) -> Outcome:
+def run(experiment: Experiment) -> RunOutcome:
     """Simulates the arrivals, and the queues at their end, so that no late answer is omitted."""
     queries = profiles(experiment.load)
-    outcome = Outcome(seconds=experiment.load.seconds)
+    outcome = RunOutcome(seconds=experiment.load.seconds)
     by_node: list[list[Arrival]] = [[] for _ in range(experiment.nodes)]
     for arrival in arrivals(experiment.load, queries):
         by_node[arrival.query % experiment.nodes].append(arrival)
     for number, mine in enumerate(by_node):
         placed = range(number, len(queries), experiment.nodes)
         _Node(experiment, {i: queries[i] for i in placed}, outcome).run(mine)
-        tick()
     return outcome
 
 
 class _Node:
-    def __init__(self, experiment: Experiment, queries: dict[int, QueryProfile], outcome: Outcome) -> None:
+    def __init__(self, experiment: Experiment, queries: dict[int, QueryProfile], outcome: RunOutcome) -> None:
         policy = experiment.policy
         memory = None
         if experiment.memory_bytes is not None:
             cap_bytes = experiment.memory_bytes / experiment.nodes
             memory = QueueLimits(cap_bytes, RECORD_BYTES, reduction_first=experiment.reduction_first)
         self._scheduler = Scheduler(
-            make_policy(policy),
+            POLICIES[policy],
             cycle_ms=min(experiment.cycle_ms, FAIR_QUANTUM_MS) if policy == "fair" else experiment.cycle_ms,
             memory=memory,
             manage_memory=policy == "klink" and experiment.manage_memory,
-            floor_ms=DEFAULT_FLOOR_MS if policy == "klink" else None,
         )
         self._true = queries
         self._costs = {i: CostEstimate(q.operators, q.firing_ms) for i, q in queries.items()}
@@ -114,28 +116,22 @@ class _Node:
         self._outcome = outcome
         self._batches = 0
         self._end_ms = experiment.load.seconds * 1e3
-        self._clock = time.thread_time if experiment.measure_overhead else _no_clock
+        self._is_timed = experiment.measure_overhead
 
     def run(self, mine: Sequence[Arrival]) -> None:
-        scheduler, outcome, clock = self._scheduler, self._outcome, self._clock
+        scheduler, outcome = self._scheduler, self._outcome
         now_ms, at, count = 0.0, 0, len(mine)
-        ended: tuple[Turn, float] | None = None
+        ended: WorkerTurn | None = None
         while True:
             while at < count and mine[at].at_ms <= now_ms:
                 self._arrive(mine[at])
                 at += 1
             if ended is not None:
                 # Not before the arrivals during the turn, because the scheduler's clock does not go back.
-                began_s = clock()
-                scheduler.ran(*ended, now_ms)
-                outcome.scheduler_s += clock() - began_s
-                outcome.clock_calls += 1
+                self._timed(scheduler.ran, ended, now_ms)
             if self._held:
                 self._release(now_ms)
-            began_s = clock()
-            turn = scheduler.next(now_ms)
-            outcome.scheduler_s += clock() - began_s
-            outcome.clock_calls += 1
+            turn = self._timed(scheduler.next, now_ms)
             ended = None
             if turn is None:
                 if at >= count:
@@ -150,7 +146,7 @@ class _Node:
             now_ms += spent_ms
             outcome.busy_s += spent_ms / 1e3
             outcome.turns += 1
-            ended = turn, spent_ms
+            ended = turn
         assert not self._held, "with empty queues everything fits"
         outcome.memory_peak += scheduler.memory.peak * RECORD_BYTES
         outcome.activations += scheduler.memory.activations
@@ -165,25 +161,15 @@ class _Node:
 
     def _offer(self, arrival: Arrival, now_ms: float) -> bool:
         state = self._states[arrival.query]
-        outcome, clock = self._outcome, self._clock
-        began_s = clock()
         if arrival.watermark_ms is None:
-            taken = self._scheduler.offer(state, arrival.records, now_ms)
-        else:
-            taken = True
-            self._scheduler.watermark(state, arrival.watermark_ms, now_ms, arrival.number, arrival.at_ms)
-        outcome.scheduler_s += clock() - began_s
-        outcome.clock_calls += 1
-        return taken
+            return self._timed(self._scheduler.offer, state, arrival.records, now_ms)
+        self._timed(self._scheduler.watermark, state, arrival.watermark_ms, now_ms, arrival.number, arrival.at_ms)
+        return True
 
     def _release(self, now_ms: float) -> None:
         """Lets waiting sources deliver as far as there is room."""
         since_ms = {self._states[query]: held[0].at_ms for query, held in self._held.items()}
-        began_s = self._clock()
-        order = self._scheduler.by_room(since_ms, now_ms)
-        self._outcome.scheduler_s += self._clock() - began_s
-        self._outcome.clock_calls += 1
-        for state in order:
+        for state in self._timed(self._scheduler.by_room, since_ms, now_ms):
             query = self._numbers[state.index]
             held = self._held[query]
             while held and self._offer(held[0], now_ms):
@@ -192,11 +178,11 @@ class _Node:
                 return
             del self._held[query]
 
-    def _process(self, turn: Turn, item: Item, now_ms: float) -> float:
+    def _process(self, turn: WorkerTurn, item: Item, now_ms: float) -> float:
         """Processes an item; returns its true cost."""
         state, outcome = turn.query, self._outcome
         query = self._numbers[state.index]
-        true, clock = self._costs[query], self._clock
+        true = self._costs[query]
         if item.end_ms is not None:
             spent_ms = item.firings * true.firing_ms
             for number in range(item.firings):
@@ -206,12 +192,8 @@ class _Node:
                 outcome.latency_ms.append(latency_ms)
                 outcome.window_latency_ms.append(done_ms - end_ms)
                 outcome.slowdown.append(latency_ms / (true.firing_ms + true.remaining_ms[0]))
-            began_s = clock()
-            if item.firings:
-                state.costs.observe_firing(spent_ms / item.firings)
-            self._scheduler.complete(state, item)
-            outcome.scheduler_s += clock() - began_s
-            outcome.clock_calls += 1
+            self._timed(state.costs.observe_firing, spent_ms / item.firings)
+            self._timed(self._scheduler.complete, state, item)
             return spent_ms
         operators = self._true[query].operators
         spent_ms, records = 0.0, item.records
@@ -222,21 +204,24 @@ class _Node:
             records *= operator.selectivity
         if turn.through == len(operators) and now_ms <= self._end_ms:
             outcome.records += item.records / true.kept[item.stage]
-        began_s = clock()
         self._batches += 1
         if self._batches % MEASURED_EVERY == 0:
             for stage, measured in enumerate(flow, item.stage):
-                state.costs.observe(stage, *measured)
-        self._scheduler.complete(state, item, turn.through)
-        outcome.scheduler_s += clock() - began_s
-        outcome.clock_calls += 1
+                self._timed(state.costs.observe, stage, *measured)
+        self._timed(self._scheduler.complete, state, item, turn.through)
         return spent_ms
+
+    def _timed(self, call: Callable[P, R], *args: P.args, **names: P.kwargs) -> R:
+        """Calls the scheduler, and measures its CPU if the experiment asks for it."""
+        if not self._is_timed:
+            return call(*args, **names)
+        began_s = time.thread_time()
+        result = call(*args, **names)
+        self._outcome.scheduler_s += time.thread_time() - began_s
+        self._outcome.clock_calls += 1
+        return result
 
 
 def _guessed(query: QueryProfile) -> QueryProfile:
     operators = [replace(o, cost_ms=o.cost_ms * GUESS) for o in query.operators]
     return replace(query, operators=operators, firing_ms=query.firing_ms * GUESS)
-
-
-def _no_clock() -> float:
-    return 0.0

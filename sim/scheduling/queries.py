@@ -57,7 +57,7 @@ class Item:
 
 
 @dataclass(slots=True)
-class Input:
+class QueueInput:
     """One input of a query: the end of its epoch, and the history of its delays."""
 
     end_ms: float
@@ -76,15 +76,13 @@ class ScheduledQuery:
         queued_ms: estimated cost of the queue.
         sweeps: (window end, ingestion) of the sweeping watermarks in the queue.
         turn: number of its last turn.
-        served_ms: when it last ran, or when an item was queued after it had been idle.
-        debt_ms: time beyond its cycles for which other queries come first.
         swept: number of sweeping watermarks that it has processed.
     """
 
     profile: QueryProfile
     index: int
     costs: CostEstimate
-    inputs: list[Input]
+    inputs: list[QueueInput]
     end_ms: float
     queue: deque[Item] = field(default_factory=deque)
     records: float = 0.0
@@ -92,16 +90,14 @@ class ScheduledQuery:
     queued_ms: float = 0.0
     sweeps: deque[tuple[float, float]] = field(default_factory=deque)
     turn: int = 0
-    served_ms: float = 0.0
-    debt_ms: float = 0.0
     swept: int = 0
 
     @classmethod
     def of(cls, profile: QueryProfile, index: int, now_ms: float) -> ScheduledQuery:
         end_ms = profile.next_end_ms(now_ms)
-        inputs = [Input(end_ms, IngestionHistory()) for _ in range(profile.inputs)]
+        inputs = [QueueInput(end_ms, IngestionHistory()) for _ in range(profile.inputs)]
         costs = CostEstimate(profile.operators, profile.firing_ms)
-        return cls(profile, index, costs, inputs, end_ms, by_stage=[0.0] * len(profile.operators), served_ms=now_ms)
+        return cls(profile, index, costs, inputs, end_ms, by_stage=[0.0] * len(profile.operators))
 
     def expected_ingestion_ms(self, now_ms: float) -> float:
         """Returns when the next sweeping watermark is expected: the minimum over the inputs that have not sent it yet.

@@ -1,7 +1,7 @@
 """The scheduler: which query a worker runs next, for how long, and which batches fit into the queues. Pure.
 
-One scheduler serves one worker. The worker asks for a `Turn`, and processes the head of that query's queue item by item
-until the turn's time is used or the queue is empty. Then it reports the time that it spent. A decision takes a few
+One scheduler serves one worker. The worker asks for a `WorkerTurn`, and processes the head of that query's queue item
+by item until the turn's time is used or the queue is empty. A decision takes a few
 microseconds whatever the number of queries. Keys are stored in an array. A key is renewed when its query changes and,
 if it depends on the time, once a cycle.
 """
@@ -15,22 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from sim.scheduling.memory import MemoryManager, QueueLimits
-from sim.scheduling.policies import LeastSlack, Policy
+from sim.scheduling.policies import Policy, room_key
 from sim.scheduling.queries import Item, QueryProfile, ScheduledQuery
 
 DEFAULT_CYCLE_MS = 120.0
-DEFAULT_FLOOR_MS = 30_000.0
-FLOOR_CYCLES = 4
-"""At most one of this many cycles is for a query that has waited too long, so that the policy keeps its effect."""
-OVERRUN_CYCLES = 2
-"""A turn that takes more than this many cycles makes a debt. An item cannot be interrupted, so one cycle more does not.
-"""
-_INDEBTED = 1e15
-"""Added to the key of a query with a debt: it runs if no other query can."""
 
 
 @dataclass(slots=True)  # frozen dataclasses take three times as long to make
-class Turn:
+class WorkerTurn:
     """A query's time on the worker.
 
     Attributes:
@@ -63,8 +55,6 @@ class Scheduler:
         memory: None: unbounded queues.
         manage_memory: whether slack decides which source gets room at the cap (`by_room`). If false, only the cap
             holds.
-        floor_ms: a query that has waited this long comes next, whatever the policy, in one of `FLOOR_CYCLES` cycles;
-            None: never, as in the published baselines.
     """
 
     def __init__(
@@ -74,17 +64,14 @@ class Scheduler:
         cycle_ms: float = DEFAULT_CYCLE_MS,
         memory: QueueLimits | None = None,
         manage_memory: bool = True,
-        floor_ms: float | None = DEFAULT_FLOOR_MS,
     ) -> None:
         self._policy = policy
         self._cycle_ms = cycle_ms
-        self._floor_ms = floor_ms
         self.memory = MemoryManager(memory, manages=manage_memory)
         self._states: list[ScheduledQuery] = []
         self._keys = np.empty(0)
-        self._now_ms = self._renewed_ms = self._floor_at_ms = -math.inf
+        self._now_ms = self._renewed_ms = -math.inf
         self._turns = 0
-        self._indebted: dict[int, ScheduledQuery] = {}
         self._current: tuple[ScheduledQuery, int] | None = None
 
     def add(self, profile: QueryProfile, now_ms: float) -> ScheduledQuery:
@@ -115,12 +102,11 @@ class Scheduler:
         for.
 
         Args:
-            held_since_ms: the queries whose sources wait, and since when. Without management, or with a policy without
-                slack, the order is by this time.
+            held_since_ms: the queries whose sources wait, and since when. Without management the order is by this time.
         """
-        if self.memory.manages and isinstance(self._policy, LeastSlack):
-            policy, now_ms = self._policy, self._at(now_ms)
-            return sorted(held_since_ms, key=lambda query: policy.room_key(query, now_ms))
+        if self.memory.manages:
+            now_ms = self._at(now_ms)
+            return sorted(held_since_ms, key=lambda query: room_key(query, now_ms))
         return sorted(held_since_ms, key=held_since_ms.__getitem__)
 
     def watermark(
@@ -151,19 +137,15 @@ class Scheduler:
         self._append(query, Item(0.0, now_ms, end_ms=end_ms, firings=firings, cost_ms=firings * query.costs.firing_ms))
         return True
 
-    def next(self, now_ms: float) -> Turn | None:
+    def next(self, now_ms: float) -> WorkerTurn | None:
         """Returns the next turn; None only if nothing is queued, so the worker is never idle needlessly."""
         now_ms = self._at(now_ms)
-        whole_cycle = now_ms - self._renewed_ms >= self._cycle_ms
-        if whole_cycle:
+        if now_ms - self._renewed_ms >= self._cycle_ms:
             self._renewed_ms = now_ms
             if self._policy.timed:
                 for state in self._states:
                     if state.queue and not state.sweeps:
                         self._renew(state)
-        # Before memory management, which raises the tail latency for throughput; the floor bounds the tail.
-        if whole_cycle and (starved := self._starved()) is not None:
-            return self._begin(starved, len(starved.profile.operators))
         if self.memory.is_active(self._states, now_ms):
             chosen = self.memory.choose(self._states, self._cycle_ms, now_ms)
             if chosen is not None:
@@ -211,26 +193,17 @@ class Scheduler:
         query.queued_ms += cost_ms - item.cost_ms
         item.records, item.stage, item.cost_ms = records, through, cost_ms
 
-    def ran(self, turn: Turn, spent_ms: float, now_ms: float) -> None:
+    def ran(self, turn: WorkerTurn, now_ms: float) -> None:
         """Records the end of a turn."""
-        now_ms = self._at(now_ms)
-        query = turn.query
-        if self._indebted:
-            self._pay(query, spent_ms)
-        query.served_ms = now_ms
-        if spent_ms > OVERRUN_CYCLES * self._cycle_ms:
-            query.debt_ms += spent_ms - self._cycle_ms
-            self._indebted[query.index] = query
-        self._renew(query)
+        self._at(now_ms)
+        self._renew(turn.query)
 
-    def _begin(self, query: ScheduledQuery, through: int) -> Turn:
+    def _begin(self, query: ScheduledQuery, through: int) -> WorkerTurn:
         self._turns += 1
         query.turn = self._turns
-        return Turn(query, through, self._cycle_ms)
+        return WorkerTurn(query, through, self._cycle_ms)
 
     def _append(self, query: ScheduledQuery, item: Item) -> None:
-        if not query.queue:
-            query.served_ms = self._now_ms
         query.queue.append(item)
         query.queued_ms += item.cost_ms
         self._renew(query)
@@ -241,29 +214,7 @@ class Scheduler:
             query.by_stage = [0.0] * len(query.by_stage)
             self._keys[query.index] = np.inf
             return
-        key = self._policy.key(query, self._now_ms)
-        self._keys[query.index] = key + _INDEBTED if query.debt_ms > 0 else key
-
-    def _pay(self, query: ScheduledQuery, spent_ms: float) -> None:
-        """Reduces debts, because other queries have run, or nothing else was queued.
-
-        So no query is set back forever.
-        """
-        for index, debtor in list(self._indebted.items()):
-            debtor.debt_ms = max(0.0, debtor.debt_ms - spent_ms)
-            if not debtor.debt_ms:
-                del self._indebted[index]
-                self._renew(debtor)
-
-    def _starved(self) -> ScheduledQuery | None:
-        if self._floor_ms is None or self._now_ms - self._floor_at_ms < FLOOR_CYCLES * self._cycle_ms:
-            return None
-        waiting = [state for state in self._states if state.queue]
-        oldest = min(waiting, key=lambda state: state.served_ms, default=None)
-        if oldest is None or self._now_ms - oldest.served_ms < self._floor_ms:
-            return None
-        self._floor_at_ms = self._now_ms
-        return oldest
+        self._keys[query.index] = self._policy.key(query, self._now_ms)
 
     def _at(self, now_ms: float) -> float:
         assert now_ms >= self._now_ms, "the simulator's clock does not go back"

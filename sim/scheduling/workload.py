@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -48,27 +48,22 @@ class Pipeline:
     firing: float = 100.0
 
 
+_VIEWS = ((PARSE, 1.0, False), (FILTER, 1 / 3, False), (ENRICH, 1.0, False), (AGGREGATE, 0.0, False))
+_ACCIDENTS = ((PARSE, 1.0, False), (FILTER, 0.3, False), (AGGREGATE, 0.0, False))
+_TOLLS = ((PARSE, 1.0, False), (ENRICH, 0.8, False), (JOIN, 0.0, True))
+_RIDES = ((PARSE, 1.0, False), (FILTER, 0.9, False), (ENRICH, 1.0, False), (AGGREGATE, 0.0, False))
 PIPELINES: dict[str, tuple[Pipeline, ...]] = {
     # Views out of all events, projection, join with the table of campaigns, count per campaign and window.
-    "ysb": (
-        Pipeline("ysb", ((PARSE, 1.0, False), (FILTER, 1 / 3, False), (ENRICH, 1.0, False), (AGGREGATE, 0.0, False)),
-                 10_000),
-    ),
+    "ysb": (Pipeline("ysb", _VIEWS, 10_000),),
     # Accidents (sliding window of 5 s every 3 s) and tolls (a join of position reports, speeds and accidents).
-    "lrb": (
-        Pipeline("accidents", ((PARSE, 1.0, False), (FILTER, 0.3, False), (AGGREGATE, 0.0, False)), 3_000),
-        Pipeline("tolls", ((PARSE, 1.0, False), (ENRICH, 0.8, False), (JOIN, 0.0, True)), 3_000, JOIN_INPUTS, 400.0),
-    ),
+    "lrb": (Pipeline("accidents", _ACCIDENTS, 3_000), Pipeline("tolls", _TOLLS, 3_000, JOIN_INPUTS, 400.0)),
     # Stateless cleaning, then a sliding window of 2 s every 1 s.
-    "nyt": (
-        Pipeline("rides", ((PARSE, 1.0, False), (FILTER, 0.9, False), (ENRICH, 1.0, False), (AGGREGATE, 0.0, False)),
-                 1_000),
-    ),
-}  # fmt: skip
+    "nyt": (Pipeline("rides", _RIDES, 1_000),),
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class OfferedLoad:
     """The work of a node.
 
     Attributes:
@@ -98,7 +93,7 @@ class Arrival:
     watermark_ms: float | None = None
 
 
-def profiles(load: Load) -> list[QueryProfile]:
+def profiles(load: OfferedLoad) -> list[QueryProfile]:
     """Returns the queries. Their costs are such that all queries together need `load.share` of a core."""
     rng = np.random.default_rng([load.seed, 1])
     kinds = PIPELINES[load.benchmark]
@@ -115,13 +110,8 @@ def profiles(load: Load) -> list[QueryProfile]:
     per_ms = math.fsum(_per_record(q.operators) * load.rate / 1e3 + q.firing_ms / q.period_ms for q in made)
     scale = load.share / per_ms
     return [
-        QueryProfile(
-            q.name,
-            [Operator(o.cost_ms * scale, o.selectivity, o.stores) for o in q.operators],
-            q.period_ms,
-            q.offset_ms,
-            q.inputs,
-            q.firing_ms * scale,
+        replace(
+            q, operators=[replace(o, cost_ms=o.cost_ms * scale) for o in q.operators], firing_ms=q.firing_ms * scale
         )
         for q in made
     ]
@@ -160,7 +150,7 @@ def _zipf_quantiles() -> Callable[[FloatArray], FloatArray]:
 _ZIPF_QUANTILES = _zipf_quantiles()
 
 
-def arrivals(load: Load, queries: list[QueryProfile]) -> Iterator[Arrival]:
+def arrivals(load: OfferedLoad, queries: list[QueryProfile]) -> Iterator[Arrival]:
     """Yields all arrivals in order of time. The watermarks of an input never overtake each other."""
     rng = np.random.default_rng([load.seed, 2])
     at, query, number, records, watermark = [], [], [], [], []

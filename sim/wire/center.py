@@ -8,12 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from center.budgets import BudgetAllocator, Grant, MembersChanged, RebalanceEvent, ShareReported, error_limits
-from center.ingest.gateway import GatewayConfig
+from center.budgets import BudgetAllocator, Grant, error_limits
+from center.budgets.processing_delay import ProcessingDelays
+from center.config import GatewaySection
+from center.ingest.gateway import GatewayBounds
 from center.ingest.validation import read_budget_report
-from center.job.processing_delay import ProcessingDelays
+from edgewater.base.streams import EdgeId, StreamClock
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import EdgeId, StreamClock
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import PROTOCOL, Frame, QueryRef
 from edgewater.wire import uplink_pb2 as pb
@@ -21,7 +22,7 @@ from edgewater.wire.session_stream import MOST_WINDOW_LOG, SessionUnpacker
 from sim.budgets.center import MergingCenter
 from sim.wire.connection import Call
 
-LIMITS = GatewayConfig()
+LIMITS = GatewaySection()
 CLOCK_LEAD_MS = 1_000
 MARGIN_MS = 200
 """An early answer is given this long before it is due."""
@@ -79,7 +80,7 @@ class WireCenter:
         self._calls: dict[int, Call] = {}
         self._unpackers = [SessionUnpacker(MOST_WINDOW_LOG, LIMITS.max_frame_bytes) for _ in self._edges]
         self._allocator = BudgetAllocator(*error_limits(query))
-        self._allocator.handle(MembersChanged(frozenset(self._edges), {}))
+        self._allocator.set_members(frozenset(self._edges), {})
         self._sent: dict[EdgeId, tuple[Grant | None, int]] = {}
         self._delays, self._delay_ms = ProcessingDelays(MARGIN_MS), 0
         self._waiting, self._is_busy = _Waiting(), False
@@ -92,7 +93,7 @@ class WireCenter:
         """Handles a message of an edge at its arrival."""
         message, call = pb.FromEdge.FromString(data), self._calls[number]
         if message.WhichOneof("message") == "packed":
-            message = self._unpackers[number].unpack(message.packed)
+            message, _ = self._unpackers[number].unpack(message.packed)
         kind = message.WhichOneof("message")
         if kind == "hello":
             self._welcome(number)
@@ -104,13 +105,13 @@ class WireCenter:
                         edge_sent_at_ms=message.heartbeat.sent_at_ms,
                         center_received_at_ms=now_ms,
                         center_replied_at_ms=now_ms,
-                        heartbeat_ms=LIMITS.edge_heartbeat_ms,
+                        heartbeat_ms=LIMITS.heartbeat_ms,
                     )
                 )
             )
         elif kind == "budget_report":
             _, report = read_budget_report(self._edges[number], message.budget_report)
-            self._allocator.handle(ShareReported(self._edges[number], report, self._now_ms()))
+            self._allocator.report(self._edges[number], report, self._now_ms())
         elif kind in ("frame", "frames"):
             frames = [message.frame] if kind == "frame" else message.frames.frames
             self._take(number, [Frame.from_wire(frame) for frame in frames])
@@ -132,9 +133,9 @@ class WireCenter:
         """Divides the error budget at intervals, until cancelled."""
         window = self._query.window
         while True:
-            await asyncio.sleep(LIMITS.poll_ms / 1000)
+            await asyncio.sleep(GatewayBounds().poll_ms / 1000)
             ahead_ms = self._clock.to_event_ms(self._now_ms() + CLOCK_LEAD_MS)
-            self._allocator.handle(RebalanceEvent(self._now_ms(), window.slice_start(ahead_ms) + window.slice_ms))
+            self._allocator.rebalance(self._now_ms(), window.slice_start(ahead_ms) + window.slice_ms)
             for number in self._calls:
                 self._grant(number)
 

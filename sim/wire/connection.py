@@ -15,22 +15,22 @@ from dataclasses import dataclass
 
 from edge.uplink.uplink_session import HTTP2_FRAME_BYTES, HTTP2_HEADER_BYTES
 from edgewater.wire import uplink_pb2 as pb
-from sim.budgets.link import LinkModel, LinkSimulation
+from sim.budgets.link import LinkSimulation, SimulatedLink
 
-SEGMENT_BYTES, PACKET_HEADER_BYTES = 1448, 52
+SEGMENT_BYTES, PACKET_HEADER_BYTES = 1448, 52  # format: of TCP on Ethernet
 """The data of a full packet, and the headers of IP and TCP with timestamps."""
-MESSAGE_HEADER_BYTES = 5
+MESSAGE_HEADER_BYTES = 5  # format: of gRPC
 """gRPC's header of a message."""
-DELAYED_ACK_S = 0.04
+DELAYED_ACK_S = 0.04  # format: of TCP in Linux
 """Linux acknowledges data after this time, unless other data carries the acknowledgement."""
-SEGMENTS_PER_ACK = 2
-WINDOW_UPDATE_BYTES = 26
+SEGMENTS_PER_ACK = 2  # format: of TCP (RFC 5681)
+WINDOW_UPDATE_BYTES = 26  # format: of HTTP/2
 """The next message after a received one has the window updates of HTTP/2, of the stream and of the connection."""
-OPENING_BYTES = 900, 550
+OPENING_BYTES = 900, 550  # derived: TCP's handshake, settings of HTTP/2, headers of the call
 """Bytes up and down of opening a call: TCP's handshake, the settings of HTTP/2, the headers of the call."""
 
 
-FIRST_WINDOW, LEAST_WINDOW = 10.0, 2.0
+FIRST_WINDOW, LEAST_WINDOW = 10.0, 2.0  # format: of TCP (RFC 6928)
 """TCP's window of congestion after the handshake and after idle time, and its least size, in packets."""
 LEAST_TIMEOUT_S = 0.2
 """Linux waits for an acknowledgement for the round trip and this time."""
@@ -161,7 +161,7 @@ class Call:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        model: LinkModel,
+        model: SimulatedLink,
         number: int,
         serve: Callable[[bytes], None],
         beside: Call | None = None,

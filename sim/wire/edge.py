@@ -15,16 +15,16 @@ from edge.records import Chunk
 from edge.sources.pacing import paced
 from edge.uplink import LinkLimits, UplinkOutbox, Workload
 from edge.uplink.uplink_session import Pacing, PendingTake, UplinkSession
-from edgewater.model.streams import StreamClock
+from edgewater.base.streams import StreamClock
 from edgewater.synopses import source_of
 from sim.budgets.trace import Trace
 from sim.wire.connection import Call
 
 SOURCE = "trace"
-TICK_S = 0.2
-LIVE_IDLE_MS = 10_000
+TICK_S = 0.2  # limit: time of a simulation
+LIVE_IDLE_MS = 10_000  # default: idle
 """The default of an edge's configuration."""
-FOREVER_S = 86_400.0
+FOREVER_S = 86_400.0  # limit: longest virtual wait
 
 
 @dataclass(frozen=True, slots=True)

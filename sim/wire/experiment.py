@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 
 from edge.uplink import LinkLimits
+from edgewater.base.streams import StreamClock
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import StreamClock
 from sim.budgets.center import MergingCenter
-from sim.budgets.link import LinkModel
+from sim.budgets.link import SimulatedLink
 from sim.budgets.outcome import PolicyOutcome, truth_per_window
 from sim.budgets.trace import Trace
 from sim.wire.center import CenterTimes, WireCenter
@@ -20,9 +20,9 @@ from sim.wire.connection import Call
 from sim.wire.edge import EdgeTimes, WireEdge
 from sim.wire.virtual_loop import VirtualLoop
 
-EPOCH_MS = 1_767_225_600_000
+EPOCH_MS = 1_767_225_600_000  # format: 2026-01-01
 """The wall time at which each simulation begins: 2026-01-01."""
-POLL_S = 0.05
+POLL_S = 0.05  # limit: time of a simulation
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,6 @@ class WireSettings:
         lead_s: edges connect this long before the first record is due.
         limit_s: the run ends at the latest this long after the end of the last window, even if windows are incomplete.
         limits: the limits of the edges' uplinks.
-        shares_link: all edges are behind one link.
     """
 
     speed: float = 1.0
@@ -43,11 +42,10 @@ class WireSettings:
     edge: EdgeTimes = field(default_factory=EdgeTimes)
     center: CenterTimes = field(default_factory=CenterTimes)
     limits: LinkLimits = field(default_factory=lambda: LinkLimits(goodbye_s=0.01))
-    shares_link: bool = False
 
 
 def run(
-    trace: Trace, parts: list[Trace], query: QuerySpec, link: LinkModel, settings: WireSettings | None = None
+    trace: Trace, parts: list[Trace], query: QuerySpec, link: SimulatedLink, settings: WireSettings | None = None
 ) -> PolicyOutcome:
     """Runs the edges until every window is complete at the center.
 
@@ -55,7 +53,7 @@ def run(
         trace: the records of all edges.
         parts: one per edge.
         query: tumbling windows; its first measure is evaluated.
-        link: of each edge, in each direction; of all edges together with `shares_link`.
+        link: of each edge, in each direction.
     """
     settings = settings or WireSettings()
     loop = VirtualLoop(settings.edge.thread_s)
@@ -71,14 +69,14 @@ async def _run(
     trace: Trace,
     parts: list[Trace],
     query: QuerySpec,
-    link: LinkModel,
+    link: SimulatedLink,
     settings: WireSettings,
     directory: Path,
 ) -> PolicyOutcome:
-    truth = truth_per_window(trace, query, query.measures[0].name)
+    truth = truth_per_window(trace, query)
     starts, size = list(truth), query.window.slice_ms
     clock = StreamClock(starts[0], EPOCH_MS + round(1000 * settings.lead_s), settings.speed)
-    merging = MergingCenter(trace, query, query.measures[0], starts, len(parts), coded_keys=False)
+    merging = MergingCenter(trace, query, starts, len(parts))
 
     def now_ms() -> int:
         return EPOCH_MS + int(loop.time() * 1000)
@@ -86,8 +84,7 @@ async def _run(
     center = WireCenter(query, len(parts), merging, settings.center, clock, now_ms)
     calls, edges = list[Call](), []
     for number, part in enumerate(parts):
-        beside = calls[0] if calls and settings.shares_link else None
-        calls.append(Call(loop, link, number, partial(center.serve, number), beside))
+        calls.append(Call(loop, link, number, partial(center.serve, number)))
         center.connect(number, calls[-1])
         arguments = clock, directory / str(number), calls[-1], settings.edge, settings.limits, now_ms
         edges.append(WireEdge(number, part, query.stream, *arguments))

@@ -13,7 +13,7 @@ import pytest
 
 from bench.hostile.__main__ import fuzz
 from bench.hostile.targets import Target
-from edgewater.model.errors import CorruptSynopsis
+from edgewater.base.errors import CorruptSynopsis
 
 
 def accepts(data: bytes) -> None:

@@ -18,7 +18,7 @@ DOCUMENTS: dict[str, Any] = {
     },
     "scale.json": {
         "rows": {
-            "edge": {"at rest": EDGE, "cli_cpu_s": {"--help": 0.1}},
+            "edge": {"at rest": EDGE},
             "rates": {
                 "small": FLOOD, "small_of_32_edges": FLOOD, "large": FLOOD, "large_of_8_edges": FLOOD,
                 "queries": {"queries": 500, "close_cpu_s": 0.52},
@@ -29,7 +29,6 @@ DOCUMENTS: dict[str, Any] = {
             "drivers": {"ratio": None, "not_measured": "no PostgreSQL"},
         }
     },
-    "wire.json": [{"group_by": "package", "window": "1d", "error": None, "up": 35, "of_needed": 0.2, "of_logged": 0.1}],
     "budgets.json": [
         {"trace": "few", "aggregate": "sum", "bandwidth": "low", "kind": "error", "budget": budget, "label": label,
          "staleness_p95": figure}
@@ -111,9 +110,9 @@ def test_every_table_of_the_papers_is_renewed(tmp_path: Path) -> None:
 
 def test_a_table_without_a_measurement_keeps_its_figures(out: Path) -> None:
     (out / "scale.json").write_text(json.dumps({"rows": {"edge": DOCUMENTS["scale.json"]["rows"]["edge"]}}))
-    (out / "wire.json").unlink()
+    (out / "least-bytes.json").unlink()
     page, kept = assemble(PAGE.read_text(), out)
-    assert {"center", "sessions", "takeover", "several", "wire"} == kept.keys()
+    assert {"center", "sessions", "takeover", "several", "least-bytes"} == kept.keys()
     for name in kept:
         begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
         assert page.split(begin)[1].split(end)[0] == PAGE.read_text().split(begin)[1].split(end)[0]

@@ -20,32 +20,27 @@ ROOT = Path(__file__).resolve().parents[2]
 # module and its options are read.
 BENCHES: dict[str, tuple[str, ...]] = {
     "attack": ("p99_ratio", '"windows_wrong_or_incomplete": 0', "partial-refused"),
-    "budgets": ("## policies", "zipf, sum, low, error budget", "cran, sum, low, staleness budget", "bound / optimum"),
+    "budgets": ("## policies", "zipf, sum, low, error budget", "cran, sum, low, staleness budget"),
     "compare": ("| script-1% | 4 | 3 |", "| error-1%-2s | 4 | 3 |"),
-    "condor": ("scaling", "(v) Haar: sums of 10,000 rides", "kll (k 200), edgewater error", "condor.json"),
+    "condor": ("windows", "(v) Haar: sums of 10,000 rides", "condor.json"),
     "console": ("gzipped_bytes", "first_paint_ms_p50", "commit_to_drawn_ms_p95", "core_share"),
-    "console_demo": ("commit_to_drawn_ms_p95", '"problems": []'),
+    "console_demo": ('"problems": []',),
     "workloads": ("ysb: 6,000 records", "taxi: 3,000", "linear-road: 3,000", "0 wrong, 0 outside"),
-    "costly": ("left_s", "loaded", "roll-up"),
     "frame_work": ("partials", "closes, sliding", "at most 40960 units"),
     "first_light": ("columnar_records_s", "given_back_mib", "ack_to_answer_ms_p95", "acked_partials_s"),
     "hostile": ("partial/kll", "single/general_manager", "frame", "0 failures"),
-    "journal": ("small",),
-    "late_records": ("without late: met", "5.0%"),
     "least_bytes": ("groups a window", "error/E", "5.0%    0.1"),
-    "live_stream": ("large, changes", "p95_ms"),
     "merging": ("measures ddsketch 1 %  groups 10", "stacked_us_per_partial"),
     "scale": ("next_answer_s", '"wrong_or_incomplete": 0', "small_partials_s", "close_cpu_s"),
-    "scheduling": ("## goals", "kept: memory", "60 (94%)", "least slack"),
+    "scheduling": ('"part": "memory"', '"policy": "klink"', "least slack"),
     "shares": ("balanced", "1e-02"),
     "sinks": ("rows_per_s", "cpu_us_per_row", "lag_ms_p95"),
     "slicing": ("synopsis ddsketch 1 %  windows 100", "bucketing_m_per_s"),
     "sources": ("lines, combined", "kafka, ndjson"),
-    "synopses": ("throughput", "merge", "kll k=200, merged of 20", "plots in"),
+    "synopses": ("throughput", "kll k=200", "plots in"),
     "early_answers": ("recorded disorder", "edgewater", "k-slack", "CPU:"),
     "early_answers_e2e": ("aion: window end to first answer in REST", "fixed: window end", "interval_holds"),
     "truth": ("### Estimator, steady", "reservoir mean", "kll quantile 0.5", "top_k frequency, rare"),
-    "wire": ("of needed", "1.0%"),
 }
 
 
@@ -113,15 +108,11 @@ def test_the_options_of_a_bench_can_be_read(
 @pytest.mark.nightly
 @pytest.mark.e2e
 def test_a_smoke_run_of_the_sessions_of_a_gateway_needs_no_jvm(tmp_path: Path) -> None:
-    parts = ("sessions", "commits", "catalog", "pulls")
+    parts = ("sessions", "commits", "catalog")
     done = smoke("scale", tmp_path, "--smoke", *(word for part in parts for word in ("--only", part)), "--json")
     assert done.returncode == 0, done.stderr[-4000:]
-    document = json.loads(done.stdout)
-    alone, together = document["rows"]["pulls"].values()
-    assert (alone["fsyncs_per_close"], together["fsyncs_per_close"]) == (5, 1)
-    row = document["rows"]["sessions"]
+    row = json.loads(done.stdout)["rows"]["sessions"]
     assert row["sessions"] == 44 and row["ack_ms_p99"] >= row["ack_ms_p50"] > 0 and row["rejoin_after_restart_s"] > 0
-    assert (document["sessions"], document["rejoin_s"]) == (44, row["rejoin_after_restart_s"])
     assert row["cores"]["load generator busy"] > 0
 
 
@@ -131,16 +122,15 @@ def test_a_small_edge_takes_little_memory(tmp_path: Path) -> None:
     done = smoke("scale", tmp_path, "--smoke", "--only", "edge", "--json")
     assert done.returncode == 0, done.stderr[-4000:]
     rows = json.loads(done.stdout)["rows"]["edge"]
-    commands = rows.pop("cli_cpu_s")
     assert rows["at rest"]["rss_mib"] <= 100, rows
     assert max(row["rss_mib"] for row in rows.values()) <= 150 and len(rows) == 3, rows
-    assert all(0 < row["core_percent"] < 100 for row in rows.values()) and commands["query --help"] > 0
+    assert all(0 < row["core_percent"] < 100 for row in rows.values())
     # Other tests run beside it, so that a short run is cut at moments of its own.
     assert all(500 <= row["records_s"] <= 2_000 for name, row in rows.items() if name != "at rest"), rows
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["budgets", "condor", "wire"])
+@pytest.mark.parametrize("module", ["budgets", "condor"])
 def test_a_bench_without_its_data_names_the_folder_and_how_to_go_without(
     module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,15 +13,18 @@ from center.early import EarlyAnswerEstimator
 from center.ledger import EdgesChanged, Emission, FramesMerged, FrameSummary, Ledger, QueryRegistered, TimeAdvanced
 from center.ledger.early_answers import EarlyAnswerBook
 from center.results import AnswerRecord
-from edge.core import Acked, Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
+from edge.core import Acked, Configured, EdgeCore, Ingested, PullEvent, StreamSpec
 from edgewater.answers import Phase
+from edgewater.base.streams import LIVE, TIME_COLUMN, EdgeId, StreamClock
 from edgewater.model.edge_records import EdgeRecord, StreamRecord
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.streams import LIVE, TIME_COLUMN, EdgeId, StreamClock
 from edgewater.synopses import FloatArray, GroupedAggregate, IntArray
 from edgewater.wire import Frame, QueryRef
 from tests.center.rendered import render
+from tests.center.results_world import edge_record
+from tests.center.snapshots import snapshot
+from tests.cores import open_core, pulled
 
 REF = QueryRef("q", 1)
 COLUMNS = {"x": pa.float64(), "ok": pa.bool_(), "k": pa.string()}
@@ -62,7 +65,6 @@ class Site:
         cut: the interval [from, to) in which its link is down.
         group: number of the group of each record; its key is `g0`, `g1`, …
         slow: the interval [from, to) in which it reads at most `reads` records per step.
-        reports_unread: whether it reports that it has unread input.
         down: the interval [from, to) in which it does not run; its source goes on.
     """
 
@@ -78,7 +80,6 @@ class Site:
     group: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     slow: tuple[int, int] = (0, 0)
     reads: int = 0
-    reports_unread: bool = True
     down: tuple[int, int] = (0, 0)
 
     @classmethod
@@ -108,8 +109,7 @@ class Site:
         arrival = born + delay * (np.array(slower)[group] if slower else 1.0)
         order = np.argsort(arrival, kind="stable")
         values = scale * rng.gamma(2.0, 5.0, len(born))
-        core = EdgeCore({"s": StreamSpec(COLUMNS, LIVE, DISORDER_MS, 3_000)}, source=seed + 1)
-        core.handle(SourcesOpened((("s", "f"),)))
+        core = open_core(StreamSpec(COLUMNS, LIVE, DISORDER_MS, 3_000), source="f", number=seed + 1)
         return cls(
             name, core, BEGIN_MS + born[order].astype(np.int64), BEGIN_MS + np.ceil(arrival[order]).astype(np.int64),
             values[order], group=group[order], **more,
@@ -123,7 +123,7 @@ class Site:
         arrived = to = int(np.searchsorted(self.arrival, now_ms, side="right"))
         if self.slow[0] <= now_ms < self.slow[1]:
             to = min(to, self.at + self.reads)
-        unread = ("s",) if self.reports_unread and to < arrived else ()
+        unread = ("s",) if to < arrived else ()
         if to > self.at:
             rows = slice(self.at, to)
             batch = pa.record_batch(
@@ -138,8 +138,7 @@ class Site:
             self.at = to
         frames: list[Frame] = []
         while (due := self.core.pulls.next_pull_ms(1e9, own_ms)) is not None and due <= own_ms:
-            effects = self.core.handle(PullEvent(1 << 18, self.core.pulls.event_times(own_ms), unread=unread))
-            built = [e.frame for e in effects if isinstance(e, FrameBuilt)]
+            built = pulled(self.core, PullEvent(1 << 18, self.core.pulls.event_times(own_ms), unread=unread))
             if not built:
                 break
             frames += built
@@ -152,11 +151,7 @@ class Site:
 
 
 def record_of(name: str, clock: StreamClock = LIVE) -> EdgeRecord:
-    return EdgeRecord(
-        edge=EdgeId(name), incarnation="i", labels={}, streams=(StreamRecord("s", COLUMNS, clock),), first_seen_ms=0,
-        last_seen_ms=0, connected=True, watermarks={}, records={}, drops={}, backlog_bytes=0, bandwidth_bytes_s=1e6,
-        rtt_ms=1.0, clock_offset_ms=0.0, retired=False, incarnations=1,
-    )  # fmt: skip
+    return replace(edge_record(name, StreamRecord("s", COLUMNS, clock)), bandwidth_bytes_s=1e6, rtt_ms=1.0)
 
 
 @dataclass(slots=True)
@@ -221,7 +216,7 @@ class World:
 
     def restart(self) -> None:
         """Restarts the job from its stored state."""
-        state = self.ledger.snapshot(REF)
+        state = snapshot(self.ledger, REF)
         self.ledger = Ledger(margin_ms=50)
         self.ledger.handle(EdgesChanged(self._records()))
         self.ledger.restore(REF, state)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,25 +12,17 @@ import pyarrow as pa
 from center.ledger import EdgesChanged, Emission, FramesMerged, FrameSummary, Ledger, QueryRegistered
 from center.results import AnswerRecord
 from center.serving.measures import NO_QUESTIONS, MeasureQuestions
-from edge.core import (
-    BudgetSet,
-    Configured,
-    EdgeCore,
-    FrameBuilt,
-    Ingested,
-    PullEvent,
-    SourceEnded,
-    SourcesOpened,
-    StreamSpec,
-)
+from edge.core import BudgetSet, EdgeCore, Ingested, PullEvent, SourceEnded, StreamSpec
 from edgewater.answers import Phase
+from edgewater.base.streams import LIVE, TIME_COLUMN, Constant, EdgeId
 from edgewater.model.edge_records import EdgeRecord, StreamRecord
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.streams import LIVE, TIME_COLUMN, Constant, EdgeId
 from edgewater.synopses import GroupedAggregate
-from edgewater.wire import FrameBody, QueryRef
+from edgewater.wire import Frame, FrameBody, QueryRef
 from tests.center.rendered import render, to_csv, to_table
+from tests.center.results_world import edge_record
+from tests.cores import ROOM, drained, open_core, pulled
 
 REF = QueryRef("q", 1)
 COLUMNS = {"key": pa.string(), "f": pa.float64(), "i": pa.int64()}
@@ -63,9 +55,9 @@ class World:
         self.bodies = [[] for _ in range(self.edges)]
         self.cores = []
         for number in range(self.edges):
-            core = EdgeCore({"s": StreamSpec(dict(self.columns), constants=self._constants(number))}, number)
-            core.handle(SourcesOpened((("s", "file"),)))
-            core.handle(Configured(((REF, self.spec),)))
+            core = open_core(
+                StreamSpec(dict(self.columns), constants=self._constants(number)), (REF, self.spec), number=number
+            )
             if self.shares:
                 core.handle(BudgetSet(REF, self.shares))
             self.cores.append(core)
@@ -84,25 +76,20 @@ class World:
     def closes_late(self, edge: int, now_ms: int) -> None:
         """Ends the input of an edge; its link passes 1,000 bytes a second, from this event time on."""
         self.cores[edge].handle(SourceEnded("s", "file"))
-        while self._pull(edge, PullEvent(1 << 12, {"s": now_ms}, 1000.0)):
-            pass
+        self._pull(edge, PullEvent(1 << 12, {"s": now_ms}, 1000.0), pull=drained)
 
     def pulls_small(self, edge: int) -> None:
         """The link takes what the edge has to send, in frames of one group each."""
-        while self._pull(edge, PullEvent(1)):
-            pass
+        self._pull(edge, PullEvent(1), pull=drained)
 
-    def _pull(self, edge: int, event: PullEvent) -> int:
-        built = [e.frame.unpack() for e in self.cores[edge].handle(event) if isinstance(e, FrameBuilt)]
-        self.bodies[edge] += built
-        return len(built)
+    def _pull(self, edge: int, event: PullEvent = ROOM, pull: Callable[..., list[Frame]] = pulled) -> None:
+        self.bodies[edge] += [frame.unpack() for frame in pull(self.cores[edge], event)]
 
     def record(self) -> AnswerRecord:
         """Ends the input; the answer to the window that starts at 0, complete."""
         for edge, core in enumerate(self.cores):
             core.handle(SourceEnded("s", "file"))
-            while self._pull(edge, PullEvent(1 << 20)):
-                pass
+            self._pull(edge, pull=drained)
         return self.record_of(self.bodies)
 
     def record_of(self, bodies_by_edge: Sequence[Sequence[FrameBody]], step_ms: int = 0) -> AnswerRecord:
@@ -137,12 +124,8 @@ class World:
         )
 
     def _edge_record(self, name: EdgeId) -> EdgeRecord:
-        return EdgeRecord(
-            edge=name, incarnation="i1", labels={},
-            streams=(StreamRecord("s", dict(self.columns), LIVE, constants=self._constants(int(name[1:]))),),
-            first_seen_ms=0, last_seen_ms=0, connected=True, watermarks={}, records={}, drops={}, backlog_bytes=0,
-            bandwidth_bytes_s=0.0, rtt_ms=0.0, clock_offset_ms=0.0, retired=False, incarnations=1,
-        )  # fmt: skip
+        stream = StreamRecord("s", dict(self.columns), LIVE, constants=self._constants(int(name[1:])))
+        return edge_record(name, stream, incarnation="i1")
 
     def answer(self, questions: MeasureQuestions = NO_QUESTIONS) -> dict[str, Any]:
         return render(self.record(), self.spec, questions)

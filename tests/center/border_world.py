@@ -14,28 +14,30 @@ import httpx
 import pyarrow as pa
 
 from center.api import create_app
-from center.catalog import Catalog, ComponentRegistry
+from center.catalog import Catalog, ComponentRegistry, SessionStart
 from center.config import ApiSection
 from center.ingest.frame_check import FrameCheck
 from center.ingest.stream_rules import CLOCK_LEAD_MS
 from center.job.batch_applier import to_batch
-from center.job.ledger_writer import CatalogEvents, LedgerWriter
+from center.job.ledger_writer import LedgerWriter
 from center.job.merge import SkipKind, Skipped, SlicePartial, merge_partials
 from center.job.metrics import JobMetrics
 from center.ledger import Ledger
 from center.results import ResultStore
 from center.storage.frame_facts import FrameFacts
 from center.storage.frame_log import FrameEntry
-from edge.core import Acked, Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
+from edge.core import Acked, Configured, EdgeCore, Ingested, PullEvent, SourcesOpened, StreamSpec
 from edge.durability import DurableCore
 from edge.records import RejectedRecords
+from edgewater.base.errors import OutdatedState
+from edgewater.base.streams import LIVE, Constant, EdgeId
 from edgewater.model.edge_records import StateDigest, StreamRecord
-from edgewater.model.errors import OutdatedState
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import query_key
-from edgewater.model.streams import LIVE, Constant, EdgeId
 from edgewater.wire import Frame, FrameBody, QueryRef
+from tests.center.catalog_world import begin_session
 from tests.center.kept_frames import facts_of_frame, kept_body, partials_of_frame
+from tests.cores import pulled
 
 MINUTE = 60_000
 T0 = 1_356_998_400_000  # 2013-01-01T00:00:00Z
@@ -62,9 +64,7 @@ class Border:
         """Starts the job, or starts it again: nothing is kept but the stores."""
         self.ledger, self.metrics = Ledger(), JobMetrics()
         self.results.load_ledger(self.ledger)
-        self.writer = LedgerWriter(
-            self.ledger, self.results, CatalogEvents(self.catalog), self.metrics, now_ms=lambda: self.now_ms
-        )
+        self.writer = LedgerWriter(self.ledger, self.results, self.catalog, self.metrics, now_ms=lambda: self.now_ms)
         self.writer.advance()
 
     def register(self, **parts: object) -> QueryRef:
@@ -133,12 +133,12 @@ class Site:
     def connect(self) -> None:
         """Sends the Hello of a new session."""
         core, durable, center = self.durable.core, self.durable, self.center
-        center.catalog.edges.begin_session(
+        begin_session(center.catalog, SessionStart(
             EdgeId(self.name), durable.incarnation, labels={},
             streams=[StreamRecord(STREAM, COLUMNS, LIVE, constants=self.constants)],
             oldest_seq=core.unacked[0].seq if core.unacked else core.next_seq, next_seq=core.next_seq,
             now_ms=center.now_ms, state=StateDigest(tuple(durable.state.runs), durable.durable_records),
-        )  # fmt: skip
+        ))  # fmt: skip
         center.writer.advance()
 
     def configure(self) -> None:
@@ -170,7 +170,7 @@ class Site:
         frames, core = [], self.durable.core
         while (due := core.pulls.next_pull_ms(1e6, self.center.now_ms)) is not None and due <= self.center.now_ms:
             pull = PullEvent(1 << 20, core.pulls.event_times(self.center.now_ms))
-            built = [e.frame for e in self.durable.handle(pull) if isinstance(e, FrameBuilt)]
+            built = pulled(self.durable, pull)
             if not built:
                 break
             frames += built

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pyarrow as pa
+from sqlalchemy import select
 
-from center.catalog import Catalog, UnindexedFrame
+from center.catalog import Catalog, SessionStart, UnindexedFrame
+from center.catalog import schema as t
 from center.storage.frame_log import FrameLocation
+from edgewater.base.errors import EdgewaterError
+from edgewater.base.streams import LIVE, EdgeId
 from edgewater.model.edge_records import StreamRecord
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import LIVE, EdgeId
 from edgewater.wire import QueryRef
 
 FLIGHTS = StreamRecord("flights", {"carrier": pa.string(), "distance": pa.int64()}, LIVE)
@@ -38,7 +41,7 @@ def hello(
     now_ms: int = 1_000,
     session: str = "s1",
 ) -> int | None:
-    return catalog.edges.begin_session(
+    start = SessionStart(
         edge,
         incarnation,
         labels={"city": "New York"},
@@ -48,6 +51,24 @@ def hello(
         now_ms=now_ms,
         session=session,
     )
+    return begin_session(catalog, start)
+
+
+def begin_session(catalog: Catalog, start: SessionStart) -> int | None:
+    """Begins the session of one edge. Raises the error with which it is refused."""
+    (outcome,) = catalog.edges.begin_sessions([start])
+    if isinstance(outcome, EdgewaterError):
+        raise outcome
+    return outcome
+
+
+def acked_through(catalog: Catalog, edge: EdgeId, incarnation: str) -> int | None:
+    """The highest seq up to which all frames of an incarnation are durable; None: there is none."""
+    with catalog._engine.connect() as connection:
+        row = connection.execute(
+            select(t.incarnations).where(t.incarnations.c.edge == edge, t.incarnations.c.incarnation == incarnation)
+        ).first()
+    return None if row is None or row.awaited_seq <= row.first_seq else int(row.awaited_seq) - 1
 
 
 def frame(

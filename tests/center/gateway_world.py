@@ -7,7 +7,7 @@ import errno
 import functools
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,14 @@ import pyarrow as pa
 import pytest
 
 from center.catalog import Catalog, IndexOutcome, UnindexedFrame
-from center.config import Columns
+from center.config import CenterConfig, Columns, GatewaySection
 from center.edge_access import EdgeAccess
-from center.ingest.gateway import Gateway, GatewayConfig
+from center.ingest.gateway import Gateway, GatewayBounds
 from center.storage.frame_log import FrameLocation, FrameLog, StoredFrame
 from center.storage.segment_files import SegmentDirectory
-from edgewater.model.errors import StorageError
+from edgewater.base.errors import StorageError
+from edgewater.base.streams import EdgeId
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import EdgeId
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import CODE_METADATA, Frame, FrameBody, Partial, QueryRef, uplink_pb2_grpc
 from edgewater.wire import uplink_pb2 as pb
@@ -147,6 +147,19 @@ class Center:
         return [(e.edge, e.seq) for e in self.catalog.frames.entries(key, 0, 1 << 40)]
 
 
+def configured(settings: dict[str, Any], now_ms: Callable[[], int]) -> tuple[Any, ...]:
+    """Arguments of a gateway. Sections of the configuration get the settings that they have, whatever their bounds."""
+    names = [set(kind.model_fields) for kind in (GatewaySection, CenterConfig)] + [
+        {f.name for f in fields(GatewayBounds)},
+        {"wakes"},
+    ]
+    section, config, bounds, others = ({n: settings.pop(n) for n in settings.keys() & known} for known in names)
+    assert not settings
+    gateway = GatewaySection().model_copy(update=section)
+    center_config = CenterConfig().model_copy(update={"gateway": gateway, **config})
+    return center_config, now_ms, others.get("wakes"), GatewayBounds(**bounds)
+
+
 @asynccontextmanager
 async def center(
     path: Path,
@@ -160,8 +173,8 @@ async def center(
     catalog.loop = asyncio.get_running_loop()
     frame_log = WatchedLog(path / log)
     clock = [1_000_000]
-    quick = {"poll_ms": 20, "heartbeat_ms": 20, "retry_ms": 5, "retry_max_ms": 20}
-    gateway = Gateway(catalog, frame_log, GatewayConfig(**(quick | settings)), lambda: clock[0])
+    quick = {"poll_ms": 20, "write_ms": 20, "retry_ms": 5, "retry_max_ms": 20}
+    gateway = Gateway(catalog, frame_log, *configured(quick | settings, lambda: clock[0]))
     port = await gateway.start(listen)
     try:
         yield Center(gateway, catalog, frame_log, port, clock)
@@ -209,6 +222,7 @@ class RawEdge:
             next_seq=max(following, oldest),
             sent_at_ms=1,
         )
+        hello.tables.extend(fields.pop("tables", ()))
         for name, value in fields.items():
             setattr(hello, name, value)
         await self.call.write(pb.FromEdge(hello=hello))

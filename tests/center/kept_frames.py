@@ -9,9 +9,9 @@ from center.catalog import Catalog
 from center.ingest.frame_check import CheckedFrame
 from center.job.merge import SlicePartial
 from center.storage.frame_facts import FrameFacts, split_body
-from center.storage.frame_log import FrameEntry, FrameLog, StoredFrame
+from center.storage.frame_log import FrameEntry, FrameLocation, FrameLog, StoredFrame, decode_fetched
+from edgewater.base.streams import EdgeId
 from edgewater.model.registered_query import query_key
-from edgewater.model.streams import EdgeId
 from edgewater.wire import Frame, FrameBody, Partial
 
 
@@ -33,7 +33,7 @@ def stored_body(catalog: Catalog, log: FrameLog, entry: FrameEntry) -> FrameBody
     """What log and index have of a frame."""
     key, at = query_key(entry.query), entry.position
     facts = catalog.frames.facts({key: [(at - 1, at)]})[key][at]
-    return joined(log.read(entry.segment, entry.offset, entry.length).partials, facts.encoded)
+    return joined(read_frame(log, entry.segment, entry.offset, entry.length).partials, facts.encoded)
 
 
 def partials_of_frame(entry: FrameEntry, body: FrameBody) -> list[SlicePartial]:
@@ -46,3 +46,9 @@ def facts_of_frame(entry: FrameEntry, body: FrameBody) -> FrameFacts:
     """The facts of a frame in the index."""
     _, encoded = split_body(body)
     return FrameFacts(entry.position, entry.edge, entry.incarnation, entry.wire_bytes, entry.received_at_ms, encoded)
+
+
+def read_frame(log: FrameLog, segment: str, offset: int, length: int) -> StoredFrame:
+    """Reads the frame at a place of the log. Raises StorageError."""
+    location = FrameLocation(segment, offset, length)
+    return decode_fetched(location, log.fetch([location])[0])

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from center.ledger.window_facts import window_facts
-from center.ledger.withheld import Totals
+from center.ledger.withheld import CloseTotals
 from center.results import AnswerRecord
 from edgewater.answers import Phase, WithheldBound
 from edgewater.model.query import QuerySpec
@@ -76,7 +76,7 @@ def record(
     query: QuerySpec, synopsis: bytes | None, *, start_ms: int = 0, withheld: dict[str, WithheldBound] | None = None,
     **changes: Any,
 ) -> AnswerRecord:  # fmt: skip
-    totals = Totals(observed=5, withheld=withheld)
+    totals = CloseTotals(observed=5, withheld=withheld)
     facts = window_facts(query, totals, expected=1, missing=(), staleness_ms=1, first_staleness_ms=1)
     given: dict[str, Any] = {
         "answer_id": 1, "query": QueryRef(query.name, 1), "window_start_ms": start_ms,

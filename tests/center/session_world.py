@@ -8,11 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from edge.core import Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourceEnded, SourcesOpened, StreamSpec
+from edge.core import EdgeCore, Ingested, PullEvent, SourceEnded, StreamSpec
+from edgewater.base.streams import TIME_COLUMN, EdgeId
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import TIME_COLUMN, EdgeId
 from edgewater.model.windows import SessionWindow
 from edgewater.wire import FrameBody, QueryRef
+from tests.cores import open_core, pulled
 
 REF = QueryRef("q", 1)
 GAP = 1000
@@ -51,9 +52,7 @@ class Edge:
     core: EdgeCore = field(init=False)
 
     def __post_init__(self) -> None:
-        self.core = EdgeCore({"events": StreamSpec({"x": pa.int64()})})
-        self.core.handle(SourcesOpened((("events", "file"),)))
-        self.core.handle(Configured(((REF, self.query),)))
+        self.core = open_core(StreamSpec({"x": pa.int64()}), (REF, self.query), stream="events")
 
     @property
     def id(self) -> EdgeId:
@@ -69,11 +68,10 @@ class Edge:
     def ships(self, *, early: bool = False, capacity: int = 1 << 20, at_most: int = 1000) -> list[FrameBody]:
         bodies: list[FrameBody] = []
         while len(bodies) < at_most:
-            effects = self.core.handle(PullEvent(capacity, OPEN if early else {}))
-            built = [e.frame.unpack() for e in effects if isinstance(e, FrameBuilt)]
+            built = pulled(self.core, PullEvent(capacity, OPEN if early else {}))
             if not built:
                 break
-            bodies += built
+            bodies += [frame.unpack() for frame in built]
         return bodies
 
 

@@ -15,13 +15,10 @@ from center.budgets import (
     BudgetAllocator,
     BudgetReport,
     Grant,
-    MembersChanged,
-    RebalanceEvent,
-    ShareReported,
     ShareViolation,
 )
 from edge.core import ShareSchedule
-from edgewater.model.streams import MIN_TIME_MS, EdgeId
+from edgewater.base.streams import MIN_TIME_MS, EdgeId
 
 SLICE_MS = 1_000
 EAGER = AllocationPolicy(min_gain=1.02, min_interval_ms=0)
@@ -50,6 +47,11 @@ class EdgeModel:
             self.closed[start] = self.schedule.at(start).get("bytes", 0.0)
             start += SLICE_MS
         self.through = start
+
+    def lose_state(self) -> None:
+        """Begins anew, from the first slice."""
+        self.schedule, self.through, self.closed = ShareSchedule(), MIN_TIME_MS, {}
+        self.sync()
 
     def sync(self) -> None:
         self.durable = (self.schedule, self.through, dict(self.closed))
@@ -88,8 +90,8 @@ class ShareWorld:
     def turn(self, *, crash_before_commit: bool = False, crash_before_send: bool = False) -> None:
         """One transaction of the gateway; a crash loses what is not committed, or not sent."""
         self.now_ms += 1_000
-        self._tell(MembersChanged(frozenset(self.expected), self.retired))
-        self._tell(RebalanceEvent(self.now_ms, 1 << 50))
+        self.allocator.set_members(frozenset(self.expected), self.retired)
+        self.allocator.rebalance(self.now_ms, 1 << 50)
         if crash_before_commit:
             self.crash_center()
             return
@@ -102,14 +104,17 @@ class ShareWorld:
     def crash_center(self) -> None:
         self.allocator = self._allocator()
         self.allocator.restore(json.loads(self.durable))
-        self.allocator.handle(MembersChanged(frozenset(self.expected), self.retired))
+        self.allocator.set_members(frozenset(self.expected), self.retired)
+
+    def join(self, name: str, drift: float = 1.0) -> EdgeModel:
+        """Adds an edge that has closed nothing."""
+        edge = self.edges[EdgeId(name)] = EdgeModel(EdgeId(name), drift=drift)
+        self.expected.add(edge.name)
+        return edge
 
     def receive(self, index: int) -> None:
         edge, report = self.up[index]
-        self._tell(ShareReported(edge, report, self.now_ms))
-
-    def _tell(self, event: MembersChanged | ShareReported | RebalanceEvent) -> None:
-        self.flagged += self.allocator.handle(event)
+        self.flagged += self.allocator.report(edge, report, self.now_ms)
 
     def check(self) -> None:
         """The promise, for every slice, by what edges really hold back."""
@@ -122,13 +127,20 @@ class ShareWorld:
         for grant in self.allocator.grants().values():
             assert all(np.isfinite(s) and s >= 0 for s in grant.shares.values())
 
+    def check_permitted(self) -> None:
+        """The promise, for every slice, by what the center knows. Only for edges that apply what they were granted."""
+        for holding in self.allocator.holdings.values():
+            for start in (MIN_TIME_MS, holding.grant.from_ms, *(step.from_ms for step in holding.steps)):
+                may = self.allocator.in_force(start)["bytes"]
+                assert may <= self.limit * (1 + 1e-9), f"slice {start}: {may} of {self.limit} is permitted"
+
     def calm(self, rounds: int = 12, gone: frozenset[str] = frozenset()) -> None:
         """The network delivers everything, in order, for a while; edges in `gone` stay away."""
         self.up, self.down = [], []
         for _ in range(rounds):
             for name, edge in self.edges.items():
                 if name in self.expected and name not in gone:
-                    self._tell(ShareReported(name, edge.report(), self.now_ms))
+                    self.flagged += self.allocator.report(name, edge.report(), self.now_ms)
             self.turn()
             for name, grant in self.down:
                 if name not in gone:

@@ -6,7 +6,7 @@ from typing import Any
 
 from center.ledger import Emission
 from edgewater.answers import Cause
-from edgewater.answers.cells import Column
+from edgewater.answers.cells import CellColumn
 from edgewater.answers.own_error import OwnError
 from edgewater.answers.statement import Violation, judged, violations_of_facts
 
@@ -23,6 +23,6 @@ def violations(emission: Emission) -> list[Violation]:
 
 def quality_of(emission: Emission) -> dict[str, Any]:
     """Returns the members `quality` and `contract` of the answer's JSON, as one mapping; it has no values."""
-    columns = [Column(measure.name, (), OwnError()) for measure in emission.spec.measures]
+    columns = [CellColumn(measure.name, (), OwnError()) for measure in emission.spec.measures]
     statement = judged(emission.facts, columns, emission.spec)
     return {**statement.quality(), "contract": statement.contract.to_json()}

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from center.ledger import EdgesChanged, Ledger, QueryRegistered
-from center.results import MergedDelta, ResultStore
+from center.results import ResultStore
+from center.storage.delta_segments import Delta
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.synopses import GroupedAggregate
@@ -37,12 +38,12 @@ class Stored(World):
         if due is not None and due <= self.now_ms:
             self.answers += self.store.tick(self.ledger, [], self.now_ms)
 
-    def _merged(self, frames: list[Frame]) -> list[MergedDelta]:
+    def _merged(self, frames: list[Frame]) -> list[Delta]:
         parts: dict[int, list[bytes]] = {}
         for frame in frames:
             for partial in frame.unpack().partials:
                 parts.setdefault(partial.slice_start_ms, []).append(partial.synopsis)
-        return [MergedDelta(REF, start, GroupedAggregate.merge_bytes(each)) for start, each in sorted(parts.items())]
+        return [Delta(KEY, start, GroupedAggregate.merge_bytes(each)) for start, each in sorted(parts.items())]
 
     def crash(self, path: Path) -> None:
         """Restarts the job from its result store."""

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from edge.core import BackfillEnded, BackfillIngested, SourcesOpened
-from edgewater.model.timestamps import rfc3339
+from edgewater.base.timestamps import rfc3339
 from tests.center.border_world import MINUTE, SOURCE, STREAM, T0, Border, Site
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edge.core import InputLost, MemoryAction, MemoryLimited
-from edgewater.model.streams import EdgeId
+from edgewater.base.streams import EdgeId
 from tests.center.border_world import MINUTE, SOURCE, STREAM, T0, Border
 
 

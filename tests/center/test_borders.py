@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from center.catalog import SessionStart
+from center.results.late_records import MAX_RANGES
 from center.serving.stored_windows import StoredWindows
 from center.serving.synopsis_cache import SynopsisCache
-from edge.records import RejectedRecords
+from edge.codecs import EventTime, RecordSchema, TextFormat
+from edge.core import Ingested
+from edge.records import Chunk, RejectedRecords
+from edgewater.base.errors import OutdatedState
+from edgewater.base.streams import LIVE, EdgeId
 from edgewater.model.edge_records import HeartbeatRecord, StateDigest, StreamRecord
-from edgewater.model.errors import OutdatedState
-from edgewater.model.streams import LIVE, EdgeId
 from edgewater.wire import DroppedRecords, DropReason, FrameBody, SliceClose
-from tests.center.border_world import COLUMNS, MINUTE, STREAM, T0, Border
+from tests.center.border_world import COLUMNS, MINUTE, SOURCE, STREAM, T0, Border
+from tests.center.results_world import answers_after
 
 
 @pytest.fixture
@@ -118,11 +124,11 @@ def test_windows_say_so_when_an_agent_on_a_copy_of_a_state_was_refused_and_never
     center.edge("a")
     known = center.catalog.edges.get(EdgeId("a"))
     twin = StateDigest((1, 99), {})  # of the copy, and of no process that the center knows
-    with pytest.raises(OutdatedState):
-        center.catalog.edges.begin_session(
-            EdgeId("a"), known.incarnation, labels={}, streams=known.streams, oldest_seq=1, next_seq=1,
-            now_ms=center.now_ms, state=twin,
-        )  # fmt: skip
+    hello = SessionStart(
+        EdgeId("a"), known.incarnation, {}, known.streams, oldest_seq=1, next_seq=1, now_ms=center.now_ms, state=twin
+    )
+    (outcome,) = center.catalog.edges.begin_sessions([hello])
+    assert isinstance(outcome, OutdatedState)
     center.now_ms = T0 + MINUTE
     center.writer.advance()
     center.edges["a"].accept(T0 + 30_000, T0 + MINUTE)
@@ -163,7 +169,7 @@ def test_records_of_an_edge_that_joins_after_windows_are_final_are_said_for_good
         cell = answer["data"][0]["n"]
         assert (cell["estimate"], cell["lower"], cell["upper"]) == (1, 1, 1 + records)
     assert center.fetch(f"/v1/queries/q/windows/{T0}").headers["etag"] != etag
-    assert [record.revision for record in center.results.answers_after(live, 9)] == [2, 2]
+    assert [record.revision for record in answers_after(center.results, live, 9)] == [2, 2]
     (rollup,) = center.get("/v1/queries/q/rollup?every=1h")["answers"]
     assert (rollup["quality"]["records"]["after_final"], rollup.get("data_of")) == (10, None)
     for number, stated in ((1, before), (2, center.answer())):
@@ -308,16 +314,17 @@ def test_an_evaluated_question_states_records_after_final(center: Border) -> Non
     center.now_ms = T0 + MINUTE
     first.accept(T0 + 1_000, T0 + MINUTE)
     first.ship()
-    windows = StoredWindows(
-        center.results, center.catalog.queries.get(query.name), SynopsisCache(1 << 20), center.catalog.queries.get
-    )
-    (window,) = windows.latest(1)
+
+    def windows() -> StoredWindows:
+        found = center.catalog.queries.get
+        return StoredWindows(center.results, found(query.name), SynopsisCache(1 << 20), found)
+
+    (window,) = windows().latest(1)
     assert window.facts.late_counts == (0, 0, 0)
     late = center.edge("b")
     late.accept(*[T0 + 2_000] * 7, T0 + MINUTE)
     late.ship()
-    windows.refresh()
-    (window,) = windows.latest(1)
+    (window,) = windows().latest(1)
     assert window.facts.late_counts == (7, 0, 0)
 
 
@@ -381,6 +388,63 @@ def test_a_window_says_how_many_of_its_records_were_rejected(center: Border, shi
     assert center.get("/v1/alarms")["alarms"] == []
     explained = center.get(f"/v1/queries/q/windows/{T0}/explain")
     assert "rejected" in str(explained)
+
+
+BY_DEVICE = RecordSchema({"x": pa.int64(), "temp": pa.float64()}, EventTime("t"), rejects_by="x")
+
+
+def device_lines(*readings: tuple[object, object], at_ms: int = T0 + 1_000) -> str:
+    return "".join(json.dumps({"t": at_ms, "x": x, "temp": temp}) + "\n" for x, temp in readings)
+
+
+def test_a_rejected_record_of_a_known_device_widens_only_its_group(center: Border) -> None:
+    edge = center.edge("a")
+    center.register(group_by=["x"])
+    center.register(name="all")
+    center.register(name="computed", group_by=[{"x": "x % 2"}])
+    text = device_lines((7, 1.5), (8, 2.5), (7, "warm"), (9, "cold"))
+    decoded = TextFormat("ndjson", BY_DEVICE).decoder(None, "x").decode(text.encode(), T0 + 1_000)
+    batch = decoded.batch.select(["x", "event_time_ms"])
+    rejected = Chunk(SOURCE, batch, None, None, decoded.rejected, 0).rejected_records
+    center.now_ms = T0 + 2 * MINUTE
+    edge.durable.ingest_payload(Ingested(STREAM, SOURCE, batch, center.now_ms, rejected=rejected))
+    edge.accept(T0 + 2 * MINUTE)
+    edge.ship()
+
+    def uppers(query: str) -> dict[object, object]:
+        answer = center.get(f"/v1/queries/{query}/windows/{T0}")
+        assert answer["quality"]["records"]["rejected"] == 2 and not answer["contract"]["met"]
+        return {row.get("group", {}).get("x"): row["n"]["upper"] for row in answer["data"]}
+
+    assert uppers("q") == {7: None, 8: 1}
+    assert uppers("all") == {None: None}
+    assert uppers("computed") == {1: None, 0: None}, "the key x of the query is not the column x"
+    page = center.get("/v1/queries/q")
+    assert page["edges"][0]["rejected"] == {"wrong-type": 2}
+
+
+def test_more_devices_than_a_slice_tells_apart_widen_all_groups(center: Border) -> None:
+    edge = center.edge("a")
+    center.register(group_by=["x"])
+    center.now_ms = T0 + 2 * MINUTE
+    parts = [replace(wrong_type(1, T0 + 2_000), only=f'{{"x":{n}}}') for n in range(MAX_RANGES + 1)]
+    edge.reject(*parts, times_ms=[T0 + 1_000])
+    edge.accept(T0 + 2 * MINUTE)
+    edge.ship()
+    answer = center.answer()
+    assert answer["quality"]["records"]["rejected"] == MAX_RANGES + 1
+    assert [row["n"]["upper"] for row in answer["data"]] == [None]
+
+
+@pytest.mark.parametrize("only", ["{", "[1]", '{"x":"a"}', '{"x":{}}', '{"x":' + "9" * 30 + "}"])
+def test_an_unreadable_device_widens_all_groups(center: Border, only: str) -> None:
+    edge = center.edge("a")
+    center.register(group_by=["x"])
+    center.now_ms = T0 + 2 * MINUTE
+    edge.accept(T0 + 1_000, T0 + 2 * MINUTE)
+    dropped = DroppedRecords(T0, DropReason.WRONG_TYPE, 1, T0 + MINUTE, only=only)
+    edge.ship(lambda body: replace(body, dropped=(dropped,)))
+    assert [row["n"]["upper"] for row in center.answer()["data"]] == [None]
 
 
 def test_a_complete_window_is_answered_again_when_a_late_record_of_it_is_rejected(center: Border) -> None:

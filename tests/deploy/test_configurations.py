@@ -15,12 +15,13 @@ import yaml
 
 from center.config import CenterConfig
 from center.edge_access import EdgeAccess
-from center.ops.processes import job_config
+from center.spark.spark_session import SessionConfig
 from edge.config import EdgeConfig, load_config
 from edgewater.__main__ import main
-from edgewater.model.errors import InvalidConfig
+from edgewater.base.errors import InvalidConfig
 from edgewater.runtime.configuration import is_loopback
 from tests.deploy.conftest import render
+from tests.refusals import refused
 
 
 def center_environment(rendered: Any, part: str) -> dict[str, str]:
@@ -64,18 +65,20 @@ def test_every_port_the_center_listens_on_is_declared_by_its_container(dev: Any,
 
 
 @pytest.mark.slow
-def test_gateway_job_and_executors_mount_the_frame_log_where_the_configuration_has_it(dev: Any, tmp_path: Path) -> None:
-    frames = str(loaded(dev, "job", tmp_path).log_dir)
+def test_pods_mount_the_frame_log_and_the_deltas_where_the_configuration_has_them(dev: Any, tmp_path: Path) -> None:
+    frames, deltas = str(loaded(dev, "job", tmp_path).log_dir), str(loaded(dev, "job", tmp_path).deltas_dir)
     for pod in dev.pods:
         mounts = {m["mountPath"]: m for c in pod["spec"]["containers"] for m in c["volumeMounts"]}
         if pod["name"] in {"edgewater-gateway", "edgewater-job", "executor"}:
             assert mounts[frames].get("readOnly", False) is (pod["name"] == "executor")
         else:
             assert frames not in mounts
+        writers = {"edgewater-job", "executor"}
+        assert (deltas in mounts) is (pod["name"] in writers) and not mounts.get(deltas, {}).get("readOnly", False)
 
 
 def test_spark_properties_agree_with_the_pods_and_policies(dev: Any, tmp_path: Path) -> None:
-    conf = job_config(loaded(dev, "job", tmp_path)).session.conf
+    conf = loaded(dev, "job", tmp_path).spark.conf
     job = dev.find("Deployment", "edgewater-job")["spec"]["template"]["spec"]["containers"][0]
     ports = {p["name"]: p["containerPort"] for p in job["ports"]}
     assert (ports["driver"], ports["blockmanager"]) == (
@@ -95,7 +98,8 @@ def test_spark_properties_agree_with_the_pods_and_policies(dev: Any, tmp_path: P
 
 
 def test_the_development_overlay_fits_on_a_node_of_two_cpus_also_while_it_is_updated(dev: Any, tmp_path: Path) -> None:
-    spark = job_config(loaded(dev, "job", tmp_path)).session
+    section = loaded(dev, "job", tmp_path).spark
+    spark = SessionConfig(section.master, conf=section.conf)
     executors = int(spark.conf["spark.executor.instances"])
     milli = executors * int(spark.conf["spark.kubernetes.executor.request.cores"].removesuffix("m"))
     for workload in dev.workloads:
@@ -158,7 +162,7 @@ def test_an_edge_takes_the_name_of_its_node_or_pod_for_its_id_and_reads_the_toke
 
 
 def test_an_edge_on_a_node_says_which_variable_its_id_should_be_in(dev: Any, tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig, match="the environment variable EDGE to be set"):
+    with refused(InvalidConfig, "edge"):
         edge_config(dev.config_maps["edgewater-edge"]["edge.yaml"], tmp_path)
 
 

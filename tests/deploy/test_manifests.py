@@ -150,9 +150,12 @@ def test_the_secrets_of_the_development_overlay_have_the_keys_that_pods_read(dev
 
 
 @pytest.mark.slow
-def test_the_frame_log_can_be_mounted_by_many_pods_or_all_pods_run_on_one_node(every_rendered: list[Any]) -> None:
-    modes = {r.target: d["spec"]["accessModes"] for r in every_rendered 
-             for d in r.of("PersistentVolumeClaim") if d["metadata"]["name"] == "edgewater-frame-log"}  # fmt: skip
+@pytest.mark.parametrize("claim", ["edgewater-frame-log", "edgewater-deltas"])
+def test_segments_can_be_mounted_by_many_pods_or_all_pods_run_on_one_node(
+    every_rendered: list[Any], claim: str
+) -> None:
+    modes = {r.target: d["spec"]["accessModes"] for r in every_rendered
+             for d in r.of("PersistentVolumeClaim") if d["metadata"]["name"] == claim}  # fmt: skip
     assert modes == {target: ["ReadWriteMany"] for target in ("base", "overlays/prod", "targets/center")} | {
         "overlays/dev": ["ReadWriteOnce"]
     }

@@ -27,8 +27,8 @@ from center.sinks.base import KINDS as SINK_KINDS
 from center.sinks.definitions import CommonOptions
 from edge.config import EdgeConfig
 from edge.source_kinds import GROUP, KINDS
-from edgewater.model.quantities import format_duration
-from edgewater.model.timestamps import rfc3339
+from edgewater.base.quantities import format_duration
+from edgewater.base.timestamps import rfc3339
 from edgewater.runtime.configuration import Address, Duration, Instant, RemoteAddress, Size
 from tests.docs.query_keys import QUERY_KEYS
 
@@ -79,7 +79,7 @@ UNITS: Mapping[int, tuple[str, Any]] = {
         (Address, "host:port", str),
         (RemoteAddress, "host:port", str),
     )
-} | {id(RetentionSection.model_fields["keep_answers_ms"].metadata[0]): ("duration, at least 1m", format_duration)}
+} | {id(RetentionSection.model_fields["answers_ms"].metadata[0]): ("duration, at least 1m", format_duration)}
 """Validator -> name of the type, and what writes a value of it."""
 PLAIN = {str: "text", int: "whole number", float: "number", bool: "true or false", Path: "path", SecretStr: "secret"}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from center.api.edge_progress import EdgeProgress
+from center.api.edge_progress import SharedProgress
 from center.api.metrics import ApiMetrics, CenterCollector
 from center.catalog import Catalog, ComponentRegistry
 from center.ingest.metrics import GatewayMetrics
@@ -63,7 +63,7 @@ def exported() -> dict[str, list[Exported]]:
     with tempfile.TemporaryDirectory() as directory:
         url = f"sqlite:///{directory}/center.db"
         catalog, components, results = Catalog(url), ComponentRegistry(url), ResultStore(url)
-        center = CenterCollector(components, results, EdgeProgress(catalog, lambda: 0), lambda: 0)
+        center = CenterCollector(components, results, SharedProgress(catalog, lambda: 0), lambda: 0)
         edge = {
             "edge": "jfk", "center": {"address": "127.0.0.1:1"}, "state_dir": f"{directory}/edge",
             "streams": {"flights": STREAM},

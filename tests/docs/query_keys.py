@@ -16,10 +16,13 @@ QUERY_KEYS: tuple[tuple[str, str, tuple[tuple[str, str, str, str], ...]], ...] =
         ("name", "lower-case letters, digits and `_`, at most 63", "required", "The query's name."),
         ("from", "name of a stream", "required", "The stream that the query reads."),
         ("where", "SQL condition", "all records", "Selects the records for which the condition is true."),
+        ("lookup", "mapping of a table's name to `key` (a column, or `{column of the stream: column of the table}`), "
+         "`columns` (a list, or names and types) and `version`, at most 8", "none", "Tables of the center whose "
+         "columns are added to the records. `version` and `key_type` say what the center has found."),
         ("group_by", "list of columns, expressions and `{name: expression}`, at most 16", "none", "Divides the "
          "records into groups. Without it a window has one row."),
-        ("measures", "mapping of name to function, 1 to 32", "required", "What is computed of each group, such as "
-         "`sum(bytes)`."),
+        ("measures", "mapping of name to function or arithmetic over measures, 1 to 32", "required", "What is computed "
+         "of each group, such as `sum(bytes)` or `errors / requests`."),
         ("window", "section", "required", "How event time is divided."),
         ("budget", "section", "exact", "The error and staleness that answers may have, and their bytes."),
         ("accuracy", "section", "–", "Asks for early answers with a relative error."),

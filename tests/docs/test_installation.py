@@ -34,9 +34,9 @@ OF_EXTRA = {
     "edgewater/runtime/http_exchange.py": "client",
     "edge": "", "edge/watch.py": "client", "edge/sources/kafka": "kafka", "edge/sources/mqtt": "mqtt",
     "edge/sources/otlp": "otlp", "edge/sources/grpc_receiving.py": "otlp", "edge/sources/remote_write": "remote-write",
-    "center": "center", "center/watch.py": "client", "center/sinks": "center,postgres,delta,iceberg,kafka,remote-write",
+    "center": "center", "center/sinks": "center,postgres,delta,iceberg,kafka,remote-write",
     "center/storage/database.py": "center,postgres", "center/api/sql": "center,sql",
-    "sim": "sim", "sim/demo": "demo", "sim/demo/iot.py": "iot", "sim/demo/brokers.py": "iot",
+    "sim": "sim", "sim/demo": "demo",
 }  # fmt: skip
 """The extras whose packages a file may import; the longest beginning counts."""
 

@@ -14,7 +14,7 @@ from center.config import CenterConfig
 from edge.config import EdgeConfig
 from edge.sources.kafka_client import KafkaConfig
 from edge.sources.mqtt import MqttConfig
-from edge.sources.remote_write import RemoteWriteConfig
+from edge.sources.remote_write import RemoteWriteInput
 from edge.sources.syslog import SyslogConfig
 from edgewater.model import accuracy, query
 from edgewater.model.caching import ESTIMATES, EVICTIONS, SIZINGS
@@ -53,7 +53,7 @@ def test_the_page_of_a_configuration_has_every_key(page: str, model: type[BaseMo
     [
         ("read-kafka.md", KafkaConfig),
         ("read-mqtt.md", MqttConfig),
-        ("receive-prometheus.md", RemoteWriteConfig),
+        ("receive-prometheus.md", RemoteWriteInput),
         ("receive-syslog.md", SyslogConfig),
     ],
 )

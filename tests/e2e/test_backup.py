@@ -11,8 +11,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -37,22 +38,37 @@ Answer = dict[str, Any]
 class Site:
     """An edge to which records are pushed, and how many it has accepted of each window."""
 
-    def __init__(self, center: Demo) -> None:
+    def __init__(
+        self,
+        center: Demo,
+        edge: str = "a",
+        name: str = "events",
+        columns: Mapping[str, str] = MappingProxyType({"x": "int64"}),
+    ) -> None:
         self.accepted: Counter[int] = Counter()
-        self._center, address = center, free_address()
+        self._center, self._edge, address = center, edge, free_address()
         self._http = httpx.Client(base_url=f"http://{address}", timeout=WITHIN_S)
-        stream = {"columns": {"x": "int64"}, "time": {"column": "at", "unit": "ms"}, "idle": "1s"}
+        stream = {"columns": dict(columns), "time": {"column": "at", "unit": "ms"}, "idle": "1s"}
         document = {
-            "edge": "a",
+            "edge": edge,
             "center": {"address": f"127.0.0.1:{center.gateway_port}"},
-            "state_dir": str(center.directory / "edge-a"),
+            "state_dir": str(center.directory / f"edge-{edge}"),
             "http": {"listen": address},
-            "streams": {"events": {**stream, "sources": [{"http": {}}]}},
+            "streams": {name: {**stream, "sources": [{"http": {}}]}},
         }
-        path = center.directory / "a.yaml"
-        path.write_text(yaml.safe_dump(document))
-        center._start("a", ["edge", "run", str(path)])
+        self._path = center.directory / f"{edge}.yaml"
+        self._path.write_text(yaml.safe_dump(document))
+        self.start()
+
+    def start(self) -> None:
+        self._center._start(self._edge, ["edge", "run", str(self._path)])
         until(self.is_ready)
+
+    def kill(self) -> None:
+        """kill -9, at once and without a word."""
+        process = self._center.processes.pop(self._edge)
+        process.kill()
+        process.wait()
 
     def close(self) -> None:
         self._http.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -52,7 +53,13 @@ class Scenario:
             {
                 "name": f"exact_{self.name}",
                 "group_by": ["carrier", "dest"],
-                "measures": {"flights": "count()", "miles": "sum(distance)", "longest": "max(distance)"},
+                "measures": {
+                    "flights": "count()",
+                    "miles": "sum(distance)",
+                    "longest": "max(distance)",
+                    "length": "miles / flights",
+                    "far": "count() filter (where distance > 1000) / count()",
+                },
                 "window": {"tumbling": "1d"},
                 **common,
             },
@@ -111,6 +118,7 @@ class Scenario:
                 answers = list(self.system.answers(name))
                 assert {millis(a["window"]["start"]): _values(a) for a in answers} == truth
                 assert all(a["contract"]["met"] and a["quality"]["completeness"]["ratio"] == 1.0 for a in answers)
+            self._check_weeks()
         finally:
             for edge in self.edges.values():
                 process = self.system.processes.pop(edge, None)
@@ -118,15 +126,34 @@ class Scenario:
                     process.terminate()
                     process.wait()
 
+    def _check_weeks(self) -> None:
+        """The mean length of a week's flights is that of all its flights, and not the mean of the days' means."""
+        path = f"/v1/queries/exact_{self.name}/rollup?every=7d&limit=100"
+        flights, miles = Counter[Any](), Counter[Any]()
+        for day, groups in self._exact().items():
+            for group, values in groups.items():
+                flights[day // (7 * DAY_MS), group] += int(values["flights"])
+                miles[day // (7 * DAY_MS), group] += int(values["miles"])
+        weeks = {}
+        for answer in self.system.client.get(path).raise_for_status().json()["answers"]:
+            for row in answer["data"]:
+                group = tuple(row["group"].values())
+                weeks[millis(answer["window"]["start"]) // (7 * DAY_MS), group] = row["length"]["estimate"]
+        assert weeks == {key: miles[key] / number for key, number in flights.items()}
+
     def _finished(self, name: str, truth: dict[int, Any]) -> bool:
         return self._last(name, "final") >= max(truth) and all(a["phase"] == "final" for a in self.system.answers(name))
 
     def _exact(self) -> dict[int, dict[tuple[Any, ...], dict[str, float]]]:
         days = pa.array(self.flights[TIME].to_numpy() // DAY_MS * DAY_MS)
-        table = self.flights.append_column("day", days).group_by(["day", "carrier", "dest"])
+        table, keys = self.flights.append_column("day", days), ["day", "carrier", "dest"]
         result: dict[int, dict[tuple[Any, ...], dict[str, float]]] = {}
-        for row in table.aggregate([([], "count_all"), ("distance", "sum"), ("distance", "max")]).to_pylist():
-            values = {"flights": row["count_all"], "miles": row["distance_sum"], "longest": row["distance_max"]}
+        table = table.append_column("far", pc.greater(self.flights["distance"], 1000).cast(pa.int64())).group_by(keys)
+        asked = [([], "count_all"), ("distance", "sum"), ("distance", "max"), ("far", "sum")]
+        for row in table.aggregate(asked).to_pylist():
+            number, miles = row["count_all"], row["distance_sum"]
+            values = {"flights": number, "miles": miles, "longest": row["distance_max"]}
+            values |= {"length": miles / number, "far": row["far_sum"] / number}
             result.setdefault(row["day"], {})[(row["carrier"], row["dest"])] = values
         return result
 

@@ -23,7 +23,9 @@ import yaml
 
 from sim.demo.ports import free_port
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+# test_disturbances.py kills each part of a center. test_api_connections.py stops an API with clients, test_gateway.py a
+# gateway with an edge.
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
 CLIENTS, WITHIN_S = 6, 120
 PAUSE_S = 0.1

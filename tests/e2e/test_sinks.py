@@ -100,7 +100,7 @@ def test_a_warehouse_equals_the_answers_whatever_is_killed(
         scenario.check()
         until(lambda: shown(system)["behind_answers"] == 0)
         for query, groups, measures in (
-            ("exact_reach", ("carrier", "dest"), ("flights", "miles", "longest")),
+            ("exact_reach", ("carrier", "dest"), ("flights", "miles", "longest", "length", "far")),
             ("sliding_reach", (), ("late",)),
         ):
             rows, truth = of_table(url, query, groups, measures), of_rest(system, query, measures)

@@ -19,13 +19,14 @@ import yaml
 
 from edge.agent import Agent, open_agent
 from edge.config import EdgeConfig, parse_config
-from edge.core import Configured, FrameBuilt, PullEvent, SourceEnded
+from edge.core import Configured, SourceEnded
 from edge.durability import DurableCore
 from edge.process import now_ms
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import FrameBody, InputLoss, QueryRef
 from sim.demo.ports import free_port
+from tests.cores import drained
 
 COUNT = QuerySpec.from_mapping(
     {"name": "n", "from": "events", "measures": {"n": "count()"}, "window": {"tumbling": "1h"}, "lateness": "1h"}
@@ -229,10 +230,7 @@ class AgentProcess:
 
 def pull(agent: Agent) -> list[FrameBody]:
     """All that the agent has to send."""
-    bodies: list[FrameBody] = []
-    while built := [e for e in agent.durable.handle(PullEvent(1 << 20)) if isinstance(e, FrameBuilt)]:
-        bodies += [e.frame.unpack() for e in built]
-    return bodies
+    return [frame.unpack() for frame in drained(agent.durable)]
 
 
 def counted(bodies: list[FrameBody]) -> float:

@@ -9,6 +9,7 @@ import pytest
 
 from edge.codecs import EventTime, RecordSchema
 from edge.records import COALESCE_S, Chunk, Position, Source
+from edge.source_kinds import SourceContext
 from edge.sources.factory import build_source
 
 ARRIVAL_MS = 1_700_000_000_000
@@ -47,10 +48,13 @@ class World:
         from edge.config import SourceConfig
 
         given = SourceConfig.model_validate({"file": {"path": str(self.folder / pattern), **options}})
-        return build_source(
-            "flights", given, self.schema,
-            now_ms=lambda: self.now_ms, sleep=self.sleep, coalesce_s=lambda stream, source: self.wait_s,
-        )  # fmt: skip
+        return build_source(given, self.context)
+
+    @property
+    def context(self) -> SourceContext:
+        return SourceContext(
+            "flights", self.schema, lambda: self.now_ms, self.sleep, coalesce_s=lambda stream, source: self.wait_s
+        )
 
     def write(self, name: str, data: str | bytes) -> Path:
         path = self.folder / name

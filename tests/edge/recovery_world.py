@@ -15,7 +15,6 @@ from edge.core import (
     BudgetSet,
     Configured,
     EdgeCore,
-    FrameBuilt,
     Ingested,
     PullEvent,
     SliceMemoryLimits,
@@ -25,11 +24,12 @@ from edge.core import (
 )
 from edge.durability import DurableCore
 from edge.records import Position
+from edgewater.base.streams import TIME_COLUMN
 from edgewater.model.caching import CacheSpec
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import TIME_COLUMN
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import Frame, QueryRef
+from tests.cores import pulled
 
 COLUMNS = {"carrier": pa.string(), "distance": pa.int64()}
 EXACT = QuerySpec.from_mapping(
@@ -184,6 +184,6 @@ class World:
             self.pull()
             self.ship()
         self.end()
-        while any(isinstance(e, FrameBuilt) for e in self.edge.handle(PullEvent(4000, max_frames=64))):
+        while pulled(self.edge, PullEvent(4000, max_frames=64)):
             self.ship()
         self.ship()

@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 
 from edge.agent import open_agent
-from edge.core import Configured, FrameBuilt, PullEvent, SourceEnded
+from edge.core import Configured, SourceEnded
 from edge.durability import DurableCore
 from edge.process import now_ms
+from edgewater.base.streams import MAX_TIME_MS
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import MAX_TIME_MS
 from edgewater.wire import FrameBody, QueryRef
+from tests.cores import drained
 from tests.edge.agent_process import COUNT, QUERY, AgentProcess, counted, lines, no_ranges
+from tests.edge.center_world import QUERY as MILES
+from tests.edge.center_world import Center, config, expected, running, until, with_center
+from tests.edge.center_world import lines as flights
 from tests.edge.core.test_core import merged
-from tests.edge.test_agent import QUERY as MILES
-from tests.edge.test_agent import Center, config, expected, running, until
-from tests.edge.test_agent import lines as flights
-from tests.edge.test_agent import run as run_with_center
 
 SINCE = QuerySpec.from_mapping({**COUNT.to_mapping(), "name": "again", "since": "beginning"})
 SINCE_REF = QueryRef("again", 1)
@@ -31,37 +31,34 @@ def bodies(center: Center, query: str) -> list[tuple[str, FrameBody]]:
 
 
 @pytest.mark.slow
-def test_a_query_registered_after_the_files_were_read_has_their_records(tmp_path: Path) -> None:
+@with_center()
+async def test_a_query_registered_after_the_files_were_read_has_their_records(center: Center, tmp_path: Path) -> None:
     (tmp_path / "a.ndjson").write_text(flights(range(300)))
     (tmp_path / "b.ndjson.gz").write_bytes(gzip.compress(flights(range(300, 500)).encode()))
+    file = {"file": {"path": str(tmp_path / "*.ndjson*"), "format": "ndjson"}}
+    agent = open_agent(config(tmp_path, center, [file]))
+    async with running(agent) as task:
+        await until(center.ended, "the end of the stream", task)
+        (tmp_path / "a.ndjson").rename(tmp_path / "moved")
+        (tmp_path / "a.ndjson").write_text(flights(range(300)))  # a copy is put back
+        every, some = (
+            QuerySpec.from_mapping({**MILES.to_mapping(), "name": name, "since": since})
+            for name, since in (("every", "beginning"), ("some", "2020-09-20T00:00:00Z"))
+        )
+        for spec in (every, some):
+            center.catalog.queries.register(spec, now_ms())
 
-    async def test(center: Center) -> None:
-        file = {"file": {"path": str(tmp_path / "*.ndjson*"), "format": "ndjson"}}
-        agent = open_agent(config(tmp_path, center, [file]))
-        async with running(agent) as task:
-            await until(center.ended, "the end of the stream", task)
-            (tmp_path / "a.ndjson").rename(tmp_path / "moved")
-            (tmp_path / "a.ndjson").write_text(flights(range(300)))  # a copy is put back
-            every, some = (
-                QuerySpec.from_mapping({**MILES.to_mapping(), "name": name, "since": since})
-                for name, since in (("every", "beginning"), ("some", "2020-09-20T00:00:00Z"))
-            )
-            for spec in (every, some):
-                center.catalog.queries.register(spec, now_ms())
+        def answered(query: str) -> bool:
+            return any(body.through_ms == MAX_TIME_MS for _, body in bodies(center, query))
 
-            def answered(query: str) -> bool:
-                return any(body.through_ms == MAX_TIME_MS for _, body in bodies(center, query))
-
-            await until(lambda: answered("every") and answered("some"), "the answers", task)
-            truth = {start: groups for (_, start), groups in expected(range(500)).items()}
-            assert {start: g for (_, start), g in merged(bodies(center, "every")).items()} == truth
-            since_ms = some.since_ms
-            assert since_ms is not None and min(truth) < since_ms < max(truth)
-            found = {start: g for (_, start), g in merged(bodies(center, "some")).items()}
-            assert found == {start: groups for start, groups in truth.items() if start >= since_ms}
-            assert not any(body.losses for query in ("every", "some") for _, body in bodies(center, query))
-
-    run_with_center(test, tmp_path)
+        await until(lambda: answered("every") and answered("some"), "the answers", task)
+        truth = {start: groups for (_, start), groups in expected(range(500)).items()}
+        assert {start: g for (_, start), g in merged(bodies(center, "every")).items()} == truth
+        since_ms = some.since_ms
+        assert since_ms is not None and min(truth) < since_ms < max(truth)
+        found = {start: g for (_, start), g in merged(bodies(center, "some")).items()}
+        assert found == {start: groups for start, groups in truth.items() if start >= since_ms}
+        assert not any(body.losses for query in ("every", "some") for _, body in bodies(center, query))
 
 
 @pytest.fixture
@@ -101,9 +98,8 @@ def answers(agent: AgentProcess) -> dict[str, list[FrameBody]]:
     with agent.state() as opened:
         for source in opened.sources:
             opened.durable.handle(SourceEnded(source.stream, source.name))
-        while built := [e for e in opened.durable.handle(PullEvent(1 << 20)) if isinstance(e, FrameBuilt)]:
-            for effect in built:
-                found.setdefault(effect.frame.query.name, []).append(effect.frame.unpack())
+        for frame in drained(opened.durable):
+            found.setdefault(frame.query.name, []).append(frame.unpack())
     return found
 
 

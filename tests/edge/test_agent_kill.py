@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from edge.durability import KIND_NAMES, journal
+from tests.cells import at_night
 from tests.edge.agent_process import AgentProcess, lines
 
 pytestmark = pytest.mark.slow  # each starts processes
@@ -99,7 +100,7 @@ def compressed(path: Path) -> None:
     path.unlink()
 
 
-@pytest.mark.parametrize("style", ["renamed", "compressed", "copied"])
+@pytest.mark.parametrize("style", [*at_night("renamed"), "compressed", "copied"])
 def test_a_file_that_was_rotated_after_it_was_read_is_read_again_by_a_recovery(
     agent_of: Start, tmp_path: Path, style: str
 ) -> None:
@@ -160,7 +161,7 @@ def test_a_file_that_is_deleted_before_its_positions_are_journaled_is_a_stated_l
     assert {loss.reason for loss in losses} == {"file-gone"}
 
 
-@pytest.mark.parametrize("key", [None, "batch 1"])
+@pytest.mark.parametrize("key", [*at_night(None), "batch 1"])
 def test_a_push_whose_reply_was_lost_counts_once_when_it_is_pushed_again(agent_of: Start, key: str | None) -> None:
     agent = agent_of({"http": {}})
     data = lines(0, 5)

@@ -14,7 +14,7 @@ from edge.process import now_ms
 from edgewater.model.query import QuerySpec
 from edgewater.wire import InputLoss
 from sim.demo.ports import free_address
-from tests.edge.test_agent import NDJSON, Center, run, running, until
+from tests.edge.center_world import NDJSON, Center, running, until, with_center
 
 COUNT = {"measures": {"n": "count()"}}
 HOSTILE = {"name": "hostile", "from": "a", "group_by": ["id"], "window": {"tumbling": "3650d"}, **COUNT}
@@ -54,29 +54,27 @@ def losses(center: Center) -> dict[str, list[InputLoss]]:
 
 
 @pytest.mark.slow
-def test_a_query_that_fills_its_memory_stops_no_push_and_no_other_query(tmp_path: Path) -> None:
-    async def test(center: Center) -> None:
-        config = settings(tmp_path, center)
-        agent = open_agent(config)
-        async with running(agent) as task:
-            await until(lambda: len(agent.durable.core.queries) == 2, "queries", task)
-            async with httpx.AsyncClient(base_url=f"http://{config.http.listen}", timeout=30) as client:
+@with_center(*[QuerySpec.from_mapping(mapping) for mapping in (HOSTILE, HONEST)])
+async def test_a_query_that_fills_its_memory_stops_no_push_and_no_other_query(center: Center, tmp_path: Path) -> None:
+    config = settings(tmp_path, center)
+    agent = open_agent(config)
+    async with running(agent) as task:
+        await until(lambda: len(agent.durable.core.queries) == 2, "queries", task)
+        async with httpx.AsyncClient(base_url=f"http://{config.http.listen}", timeout=30) as client:
 
-                async def push(stream: str, first: int, count: int) -> None:
-                    reply = await client.post(f"/v1/streams/{stream}", content=body(first, count), headers=NDJSON)
-                    assert reply.status_code == 200, reply.text
+            async def push(stream: str, first: int, count: int) -> None:
+                reply = await client.post(f"/v1/streams/{stream}", content=body(first, count), headers=NDJSON)
+                assert reply.status_code == 200, reply.text
 
-                for i in range(8):
-                    await push("a", ROWS * i, ROWS)
-                    await push("b", 0, 10)
-                await until(lambda: counted(center, "honest") == 80, "the honest query's windows", task)
-                await until(lambda: "hostile" in losses(center), "the statement", task)
-                metrics = (await client.get("/metrics")).text
-        stated = losses(center)
-        assert stated.keys() == {"hostile"} and {loss.reason for loss in stated["hostile"]} == {"query-memory"}
-        assert "edgewater_edge_limited_queries 1.0" in metrics
-        assert 'edgewater_edge_input_losses_total{reason="query-memory",stream="a"} ' in metrics
-        drops = agent.durable.state.drops
-        assert drops.keys() == {"query-memory"} and 0 < drops["query-memory"] < 8 * ROWS
-
-    run(test, tmp_path, [QuerySpec.from_mapping(mapping) for mapping in (HOSTILE, HONEST)])
+            for i in range(8):
+                await push("a", ROWS * i, ROWS)
+                await push("b", 0, 10)
+            await until(lambda: counted(center, "honest") == 80, "the honest query's windows", task)
+            await until(lambda: "hostile" in losses(center), "the statement", task)
+            metrics = (await client.get("/metrics")).text
+    stated = losses(center)
+    assert stated.keys() == {"hostile"} and {loss.reason for loss in stated["hostile"]} == {"query-memory"}
+    assert "edgewater_edge_limited_queries 1.0" in metrics
+    assert 'edgewater_edge_input_losses_total{reason="query-memory",stream="a"} ' in metrics
+    drops = agent.durable.state.drops
+    assert drops.keys() == {"query-memory"} and 0 < drops["query-memory"] < 8 * ROWS

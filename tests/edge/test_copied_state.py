@@ -9,19 +9,18 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 import yaml
 
 from edge.process import now_ms
+from edgewater.base.streams import EdgeId
 from edgewater.model.edge_records import EdgeRecord
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import EdgeId
 from edgewater.synopses import GroupedAggregate
 from sim.demo.ports import free_port
-from tests.edge.test_agent import NDJSON, Center
+from tests.edge.center_world import NDJSON, Center, with_center
 
 pytestmark = pytest.mark.slow  # each starts processes
 
@@ -118,111 +117,77 @@ async def agents(center: Center, *directories: Path) -> AsyncIterator[list[EdgeP
             await agent.stop()
 
 
-def with_center(test: Callable[[Center, Path], Awaitable[Any]], directory: Path) -> None:
-    async def main() -> None:
-        center = Center(directory)
-        center.catalog.queries.register(QUERY, now_ms())
-        await center.start()
-        try:
-            await test(center, directory)
-        finally:
-            await center.stop()
-            center.catalog.close()
-
-    asyncio.run(main())
-
-
-def test_an_older_copy_that_is_restored_is_a_new_incarnation_with_a_stated_loss(tmp_path: Path) -> None:
-    async def test(center: Center, directory: Path) -> None:
-        async with agents(center, directory / "one") as (agent,):
-            await agent.start()
-            await agent.push(8)
-            await until_indexed(center, 8)
-            await agent.stop()
-            shutil.copytree(agent.state, directory / "copy")
-            await agent.start()
-            await agent.push(50)  # in the journal that will be replaced, and in frames
-            await until_indexed(center, 58)
-            await agent.kill()
-            before = edge(center)
-            shutil.rmtree(agent.state)
-            shutil.copytree(directory / "copy", agent.state)
-            await agent.start()
-            await until(lambda: asyncio.sleep(0, edge(center).incarnation != before.incarnation), "a new incarnation")
-            await agent.push(5)
-            await until_indexed(center, 63)
-            assert indexed(center) == 63
-            assert edge(center).state_lost_at_ms is not None
-            assert {"id-in-use-twice", "state-lost"} <= alarms(center)
-
-    with_center(test, tmp_path)
-
-
-def test_accepted_records_that_a_restored_copy_lacks_are_noticed_though_no_frame_had_them(tmp_path: Path) -> None:
-    """The copy was made while the agent ran, so it knows the process that connected last."""
-
-    async def test(center: Center, directory: Path) -> None:
-        async with agents(center, directory / "one") as (agent,):
-            await agent.start()
-            later_ms = now_ms() + 3_600_000  # no window of these records ends in this test
-            await agent.push(3, later_ms)
-            shutil.copytree(agent.state, directory / "copy")
-            await agent.push(50, later_ms)
-
-            async def reported() -> bool:
-                return edge(center).records.get("events") == 53
-
-            await until(reported, "a heartbeat after the push")
-            await agent.kill()
-            shutil.rmtree(agent.state)
-            shutil.copytree(directory / "copy", agent.state)
-            await agent.start()
-            assert edge(center).state_lost_at_ms is not None
-            assert "edge-state-behind" in alarms(center)
-
-    with_center(test, tmp_path)
-
-
-def test_two_agents_on_copies_of_one_state_are_two_incarnations_and_nothing_is_acknowledged_unseen(
-    tmp_path: Path,
+@with_center(QUERY)
+async def test_an_older_copy_that_is_restored_is_a_new_incarnation_with_a_stated_loss(
+    center: Center, tmp_path: Path
 ) -> None:
-    async def test(center: Center, directory: Path) -> None:
-        async with agents(center, directory / "one", directory / "two") as (one, two):
-            await one.start()
-            await one.push(8)
-            await until_indexed(center, 8)
-            await one.stop()
-            shutil.copytree(one.state, two.state)
-            first = edge(center).incarnation
-            await one.start()
-            assert edge(center).incarnation == first and edge(center).state_lost_at_ms is None
-            await one.push(20)
-            await until_indexed(center, 28)
-            await two.start()
-            # The two take turns from now on.
-            assert edge(center).incarnations == 2 and edge(center).state_lost_at_ms is not None
-            assert "id-in-use-twice" in alarms(center)
-            await two.push(30)
-            await one.push(40)  # both hold on to their records until they have a session
-            await until_indexed(center, 98)
-            await asyncio.gather(one.stop(), two.stop())
-            assert indexed(center) == 98
-
-    with_center(test, tmp_path)
+    async with agents(center, tmp_path / "one") as (agent,):
+        await agent.start()
+        await agent.push(8)
+        await until_indexed(center, 8)
+        await agent.stop()
+        shutil.copytree(agent.state, tmp_path / "copy")
+        await agent.start()
+        await agent.push(50)  # in the journal that will be replaced, and in frames
+        await until_indexed(center, 58)
+        await agent.kill()
+        before = edge(center)
+        shutil.rmtree(agent.state)
+        shutil.copytree(tmp_path / "copy", agent.state)
+        await agent.start()
+        await until(lambda: asyncio.sleep(0, edge(center).incarnation != before.incarnation), "a new incarnation")
+        await agent.push(5)
+        await until_indexed(center, 63)
+        assert indexed(center) == 63
+        assert edge(center).state_lost_at_ms is not None
+        assert {"id-in-use-twice", "state-lost"} <= alarms(center)
 
 
-def test_a_state_that_moves_to_another_machine_goes_on(tmp_path: Path) -> None:
-    async def test(center: Center, directory: Path) -> None:
-        async with agents(center, directory / "one", directory / "two") as (one, two):
-            await one.start()
-            await one.push(8)
-            await one.kill()
-            shutil.copytree(one.state, two.state)
-            first = edge(center).incarnation
-            await two.start()
-            await two.push(4)
-            await until_indexed(center, 12)
-            assert (indexed(center), edge(center).incarnation, edge(center).state_lost_at_ms) == (12, first, None)
-            assert alarms(center) == set()
+@with_center(QUERY)
+async def test_accepted_records_that_a_restored_copy_lacks_are_noticed_though_no_frame_had_them(
+    center: Center, tmp_path: Path
+) -> None:
+    """The copy was made while the agent ran, so it knows the process that connected last."""
+    async with agents(center, tmp_path / "one") as (agent,):
+        await agent.start()
+        later_ms = now_ms() + 3_600_000  # no window of these records ends in this test
+        await agent.push(3, later_ms)
+        shutil.copytree(agent.state, tmp_path / "copy")
+        await agent.push(50, later_ms)
 
-    with_center(test, tmp_path)
+        async def reported() -> bool:
+            return edge(center).records.get("events") == 53
+
+        await until(reported, "a heartbeat after the push")
+        await agent.kill()
+        shutil.rmtree(agent.state)
+        shutil.copytree(tmp_path / "copy", agent.state)
+        await agent.start()
+        assert edge(center).state_lost_at_ms is not None
+        assert "edge-state-behind" in alarms(center)
+
+
+@with_center(QUERY)
+async def test_two_agents_on_copies_of_one_state_are_two_incarnations_and_nothing_is_acknowledged_unseen(
+    center: Center, tmp_path: Path
+) -> None:
+    async with agents(center, tmp_path / "one", tmp_path / "two") as (one, two):
+        await one.start()
+        await one.push(8)
+        await until_indexed(center, 8)
+        await one.stop()
+        shutil.copytree(one.state, two.state)
+        first = edge(center).incarnation
+        await one.start()
+        assert edge(center).incarnation == first and edge(center).state_lost_at_ms is None
+        await one.push(20)
+        await until_indexed(center, 28)
+        await two.start()
+        # The two take turns from now on.
+        assert edge(center).incarnations == 2 and edge(center).state_lost_at_ms is not None
+        assert "id-in-use-twice" in alarms(center)
+        await two.push(30)
+        await one.push(40)  # both hold on to their records until they have a session
+        await until_indexed(center, 98)
+        await asyncio.gather(one.stop(), two.stop())
+        assert indexed(center) == 98

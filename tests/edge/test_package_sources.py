@@ -21,11 +21,12 @@ from edge.preflight import check
 from edge.records import Chunk, Decoded, Lag, Position, Source
 from edge.source_kinds import GROUP, KeptSource, SourceCheck, SourceContext, SourceKinds, SourcePluginWarning
 from edge.sources import factory
-from edgewater.model.errors import InvalidConfig
-from edgewater.model.streams import Delivery
+from edgewater.base.errors import InvalidConfig
+from edgewater.base.streams import Delivery
 from edgewater.runtime.configuration import refusal
+from tests.edge.center_world import START_MS, Center, closed, config, push_to, running, until, with_center
 from tests.edge.core.test_core import merged
-from tests.edge.test_agent import NDJSON, START_MS, Center, config, expected, run, running, until
+from tests.refusals import refused
 
 
 class Broker:
@@ -160,122 +161,118 @@ async def started(agent: Agent) -> asyncio.Task[None]:
     return task
 
 
-def test_records_are_committed_once_they_are_on_disk_and_count_once_through_crashes(tmp_path: Path) -> None:
-    async def test(center: Center) -> None:
-        settings = config(tmp_path, center, SOURCES)
-        given = 0
-        for crash in range(4):
-            BROKER.add(0, *range(given, given + 60))
-            given += 60
-            agent = open_agent(settings)
-            assert agent.durable.state.positions.get(NAME, {"offset": 0})["offset"] >= BROKER.committed.get(0, 0)
-            task = await started(agent)
-            least = given - 60 + 17 * crash
-            await until(partial(lambda least: BROKER.committed.get(0, 0) >= least, least), "a commit", task)
-            await killed(agent, task)
+@with_center()
+async def test_records_are_committed_once_they_are_on_disk_and_count_once_through_crashes(
+    center: Center, tmp_path: Path
+) -> None:
+    settings = config(tmp_path, center, SOURCES)
+    given = 0
+    for crash in range(4):
+        BROKER.add(0, *range(given, given + 60))
+        given += 60
         agent = open_agent(settings)
-        async with running(agent) as task:
-            await until(lambda: records(agent) == given == BROKER.committed.get(0), "all records", task)
-            want = expected(range(given))
-            closed = {key: groups for key, groups in want.items() if key[1] < max(want)[1]}
-            await until(lambda: merged(center.bodies()) == closed, "all closed days", task)
-
-    run(test, tmp_path)
+        assert agent.durable.state.positions.get(NAME, {"offset": 0})["offset"] >= BROKER.committed.get(0, 0)
+        task = await started(agent)
+        least = given - 60 + 17 * crash
+        await until(partial(lambda least: BROKER.committed.get(0, 0) >= least, least), "a commit", task)
+        await killed(agent, task)
+    agent = open_agent(settings)
+    async with running(agent) as task:
+        await until(lambda: records(agent) == given == BROKER.committed.get(0), "all records", task)
+        await until(lambda: merged(center.bodies()) == closed(range(given)), "all closed days", task)
 
 
 @pytest.mark.parametrize("failure", [ZeroDivisionError("s3cret"), OSError("unreachable"), KeyError("x")])
-def test_a_failure_of_a_source_costs_only_itself(
-    tmp_path: Path, failure: Exception, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@with_center()
+async def test_a_failure_of_a_source_costs_only_itself(
+    center: Center,
+    tmp_path: Path,
+    failure: Exception,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("edge.agent.source_reading.SOURCE_RETRY_S", 0.05)
-
-    async def test(center: Center) -> None:
-        (tmp_path / "a.ndjson").write_text("")
-        file = {"file": {"path": str(tmp_path / "a.ndjson"), "follow": True}}
-        agent = open_agent(config(tmp_path, center, [*SOURCES, file, {"http": {}}]))
-        async with running(agent) as task:
-            BROKER.failure = failure
-            await until(lambda: NAME in agent.reading.failing, "the failure", task)
-            (reason,) = (reason for reason in agent.missing() if NAME in reason)
-            assert "s3cret" not in reason
-            with (tmp_path / "a.ndjson").open("a") as lines:
-                lines.write(f'{{"carrier": "C1", "distance": 1, "at": {START_MS}}}\n')
-            await until(lambda: records(agent) == 1, "the record of the other source", task)
-            async with httpx.AsyncClient(base_url=f"http://{agent.config.http.listen}") as client:
-                body = f'{{"carrier": "C1", "distance": 1, "at": {START_MS}}}\n'
-                reply = await client.post("/v1/streams/flights", content=body, headers=NDJSON)
-                assert (reply.status_code, reply.json()["accepted"]) == (200, 1)
-            BROKER.add(0, 1, 2)
-            BROKER.failure = None
-            await until(lambda: records(agent) == 4 and not agent.missing(), "the source after its failure", task)
-
-    run(test, tmp_path)
+    (tmp_path / "a.ndjson").write_text("")
+    file = {"file": {"path": str(tmp_path / "a.ndjson"), "follow": True}}
+    agent = open_agent(config(tmp_path, center, [*SOURCES, file, {"http": {}}]))
+    async with running(agent) as task:
+        BROKER.failure = failure
+        await until(lambda: NAME in agent.reading.failing, "the failure", task)
+        (reason,) = (reason for reason in agent.missing() if NAME in reason)
+        assert "s3cret" not in reason
+        with (tmp_path / "a.ndjson").open("a") as lines:
+            lines.write(f'{{"carrier": "C1", "distance": 1, "at": {START_MS}}}\n')
+        await until(lambda: records(agent) == 1, "the record of the other source", task)
+        async with httpx.AsyncClient(base_url=f"http://{agent.config.http.listen}") as client:
+            body = f'{{"carrier": "C1", "distance": 1, "at": {START_MS}}}\n'
+            reply = await push_to(client, body)
+            assert (reply.status_code, reply.json()["accepted"]) == (200, 1)
+        BROKER.add(0, 1, 2)
+        BROKER.failure = None
+        await until(lambda: records(agent) == 4 and not agent.missing(), "the source after its failure", task)
 
 
-def test_sources_that_come_while_the_agent_runs_are_read_and_hold_the_watermark(tmp_path: Path) -> None:
-    async def test(center: Center) -> None:
-        settings = config(tmp_path, center, SOURCES)
-        agent = open_agent(settings)
-        async with running(agent) as task:
-            BROKER.add(0, 0, 48)
-            await until(lambda: records(agent) == 2, "the first partition", task)
-            BROKER.add(1, 24, 25)
-            await until(lambda: records(agent) == 4, "the new partition", task)
-        agent = open_agent(settings)
-        async with running(agent) as task:  # its place is known after a restart
-            BROKER.add(0, 72)
-            BROKER.add(1, 26)
-            await until(lambda: BROKER.committed == {0: 3, 1: 3}, "the rest", task)
-            # The first partition is at 72 h. The second one is at 26 h, and holds what was reached before it came.
-            assert agent.durable.core.streams["flights"].watermark_ms == START_MS + 48 * 3_600_000
-
-    run(test, tmp_path)
-
-
-def test_a_source_that_an_earlier_run_has_opened_holds_the_watermark_from_the_start(tmp_path: Path) -> None:
-    async def test(center: Center) -> None:
-        settings = config(tmp_path, center, SOURCES)
-        BROKER.add(0, 0)
+@with_center()
+async def test_sources_that_come_while_the_agent_runs_are_read_and_hold_the_watermark(
+    center: Center, tmp_path: Path
+) -> None:
+    settings = config(tmp_path, center, SOURCES)
+    agent = open_agent(settings)
+    async with running(agent) as task:
+        BROKER.add(0, 0, 48)
+        await until(lambda: records(agent) == 2, "the first partition", task)
+        BROKER.add(1, 24, 25)
+        await until(lambda: records(agent) == 4, "the new partition", task)
+    agent = open_agent(settings)
+    async with running(agent) as task:  # its place is known after a restart
+        BROKER.add(0, 72)
         BROKER.add(1, 26)
-        agent = open_agent(settings)
-        async with running(agent) as task:
-            await until(lambda: BROKER.committed == {0: 1, 1: 1}, "both partitions", task)
-            BROKER.add(0, 72)
-            await until(lambda: BROKER.committed == {0: 2, 1: 1}, "the first partition", task)
-        agent = open_agent(settings)
-        try:
-            assert [source.name for source in agent.sources] == [NAME, NAME[:-1] + "1"]
-            assert agent.durable.core.streams["flights"].watermark_ms == START_MS + 26 * 3_600_000
-        finally:
-            agent.durable.close()
-
-    run(test, tmp_path)
+        await until(lambda: BROKER.committed == {0: 3, 1: 3}, "the rest", task)
+        # The first partition is at 72 h. The second one is at 26 h, and holds what was reached before it came.
+        assert agent.durable.core.streams["flights"].watermark_ms == START_MS + 48 * 3_600_000
 
 
-def test_a_source_is_failing_until_it_reads_or_finds_that_there_is_nothing_to_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@with_center()
+async def test_a_source_that_an_earlier_run_has_opened_holds_the_watermark_from_the_start(
+    center: Center, tmp_path: Path
+) -> None:
+    settings = config(tmp_path, center, SOURCES)
+    BROKER.add(0, 0)
+    BROKER.add(1, 26)
+    agent = open_agent(settings)
+    async with running(agent) as task:
+        await until(lambda: BROKER.committed == {0: 1, 1: 1}, "both partitions", task)
+        BROKER.add(0, 72)
+        await until(lambda: BROKER.committed == {0: 2, 1: 1}, "the first partition", task)
+    agent = open_agent(settings)
+    try:
+        assert [source.name for source in agent.sources] == [NAME, NAME[:-1] + "1"]
+        assert agent.durable.core.streams["flights"].watermark_ms == START_MS + 26 * 3_600_000
+    finally:
+        agent.durable.close()
+
+
+@with_center()
+async def test_a_source_is_failing_until_it_reads_or_finds_that_there_is_nothing_to_read(
+    center: Center, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("edge.agent.source_reading.SOURCE_RETRY_S", 0.02)
-
-    async def test(center: Center) -> None:
-        agent = open_agent(config(tmp_path, center, SOURCES))
-        async with running(agent) as task:
-            BROKER.failure, BROKER.attempts = OSError("unreachable"), 0
-            await until(lambda: NAME in agent.reading.failing, "the failure", task)
-            BROKER.failure = None
-            BROKER.answers.clear()  # the next attempt neither fails nor reads: it waits for the broker
-            before = BROKER.attempts
-            await until(lambda: BROKER.attempts > before, "an attempt that waits", task)
-            assert any(NAME in reason for reason in agent.missing())
-            assert agent.health().gauges()["failing_sources"][1] == 1
-            BROKER.answers.set()
-            await until(lambda: not agent.missing(), "the end of the failure", task)
-            assert agent.health().gauges()["failing_sources"][1] == 0
-        lines = [message for message in caplog.messages if NAME in message]
-        assert len(lines) == 2, "one line for each change"
-
     caplog.set_level("INFO", "edge.agent")
-    run(test, tmp_path)
+    agent = open_agent(config(tmp_path, center, SOURCES))
+    async with running(agent) as task:
+        BROKER.failure, BROKER.attempts = OSError("unreachable"), 0
+        await until(lambda: NAME in agent.reading.failing, "the failure", task)
+        BROKER.failure = None
+        BROKER.answers.clear()  # the next attempt neither fails nor reads: it waits for the broker
+        before = BROKER.attempts
+        await until(lambda: BROKER.attempts > before, "an attempt that waits", task)
+        assert any(NAME in reason for reason in agent.missing())
+        assert agent.health().gauges()["failing_sources"][1] == 1
+        BROKER.answers.set()
+        await until(lambda: not agent.missing(), "the end of the failure", task)
+        assert agent.health().gauges()["failing_sources"][1] == 0
+    lines = [message for message in caplog.messages if NAME in message]
+    assert len(lines) == 2, "one line for each change"
 
 
 def test_the_check_of_a_kind_is_reported_with_its_samples(tmp_path: Path) -> None:
@@ -313,9 +310,8 @@ def test_options_are_checked_and_secrets_are_not_shown(tmp_path: Path, installed
         ([{"number": {"topic": "t"}}], {}, "streams.flights.sources.0.number"),
         (SOURCES, {"replay": {"speed": "max"}}, "streams.flights.sources.0.numbers"),
     ):
-        with pytest.raises(InvalidConfig) as caught:
+        with refused(InvalidConfig, field):
             parsed(sources, **more)
-        assert caught.value.field == field
 
 
 @pytest.mark.parametrize(
@@ -365,72 +361,65 @@ def test_a_kind_that_lacks_something_is_not_registered(fault: dict[str, Any], mo
     assert len(kinds.problems) == 1
 
 
-def test_a_source_shows_its_delivery_state_lag_and_position_with_its_partitions_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@with_center()
+async def test_a_source_shows_its_delivery_state_lag_and_position_with_its_partitions_together(
+    center: Center, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edge.agent.source_reading.SOURCE_RETRY_S", 0.05)
     BROKER.delivery = Delivery.AT_LEAST_ONCE
     BROKER.add(0, 1, 2)
     BROKER.add(1, 3)
-
-    async def test(center: Center) -> None:
-        agent = open_agent(config(tmp_path, center, [*SOURCES, {"http": {"dedupe": "key"}}]))
-        async with running(agent) as task, httpx.AsyncClient(base_url=f"http://{agent.config.http.listen}") as client:
-            await until(lambda: records(agent) == 3, "the records of both partitions", task)
-            body = f'{{"carrier": "C1", "distance": 1, "at": {START_MS}}}\noops\n'
-            await client.post("/v1/streams/flights", content=body, headers=NDJSON)
-            topic, push = (await client.get("/v1/sources")).json()["sources"]
-            assert (topic["source"], topic["parts"], topic["records"], topic["state"]) == (
-                "flights:numbers:t", 2, 3, "ready",
-            )  # fmt: skip
-            assert (topic["delivery"], push["delivery"]) == (["at-least-once"], ["at-least-once"])
-            assert (topic["lag"], push["lag"]) == (
-                {"messages": 21, "seconds": 1.0}, {"messages": None, "seconds": None},
-            )  # fmt: skip
-            assert topic["positions"] == {NAME: {"offset": 2}, "flights:numbers:t:1": {"offset": 1}}
-            assert (push["records"], push["rejected"]) == (1, {"malformed": 1})
-            metrics = (await client.get("/metrics")).text
-            named = 'source="flights:numbers:t",stream="flights"'
-            for sample in (
-                f"source_records_total{{{named}}} 3.0", f"source_lag_messages{{{named}}} 21.0",
-                f"source_parts{{{named}}} 2.0", f"source_failing{{{named}}} 0.0",
-                f'source_delivery{{delivery="at-least-once",{named}}} 1.0',
-                'rejected_records_total{reason="malformed",source="flights:http",stream="flights"} 1.0',
-            ):  # fmt: skip
-                assert f"edgewater_edge_{sample}" in metrics
-            assert "numbers:t:1" not in metrics, "a label for each partition has no bound"
-            BROKER.failure, BROKER.lag_failure = OSError("unreachable"), ValueError("s3cret")
-            BROKER.add(1, 4)
-            await until(lambda: "flights:numbers:t:1" in agent.reading.failing, "the failure", task)
-            topic, _ = (await client.get("/v1/sources")).json()["sources"]
-            assert (topic["state"], topic["reason"], topic["lag"]["messages"]) == ("failing", "unreachable", None)
-            (edge,) = center.catalog.edges.all()
-            assert edge.streams[0].deliveries == (Delivery.AT_LEAST_ONCE,)
-
-    run(test, tmp_path)
+    agent = open_agent(config(tmp_path, center, [*SOURCES, {"http": {"dedupe": "key"}}]))
+    async with running(agent) as task, httpx.AsyncClient(base_url=f"http://{agent.config.http.listen}") as client:
+        await until(lambda: records(agent) == 3, "the records of both partitions", task)
+        body = f'{{"carrier": "C1", "distance": 1, "at": {START_MS}}}\noops\n'
+        await push_to(client, body)
+        topic, push = (await client.get("/v1/sources")).json()["sources"]
+        assert (topic["source"], topic["parts"], topic["records"], topic["state"]) == (
+            "flights:numbers:t", 2, 3, "ready",
+        )  # fmt: skip
+        assert (topic["delivery"], push["delivery"]) == (["at-least-once"], ["at-least-once"])
+        assert (topic["lag"], push["lag"]) == (
+            {"messages": 21, "seconds": 1.0}, {"messages": None, "seconds": None},
+        )  # fmt: skip
+        assert topic["positions"] == {NAME: {"offset": 2}, "flights:numbers:t:1": {"offset": 1}}
+        assert (push["records"], push["rejected"]) == (1, {"malformed": 1})
+        metrics = (await client.get("/metrics")).text
+        named = 'source="flights:numbers:t",stream="flights"'
+        for sample in (
+            f"source_records_total{{{named}}} 3.0", f"source_lag_messages{{{named}}} 21.0",
+            f"source_parts{{{named}}} 2.0", f"source_failing{{{named}}} 0.0",
+            f'source_delivery{{delivery="at-least-once",{named}}} 1.0',
+            'rejected_records_total{reason="malformed",source="flights:http",stream="flights"} 1.0',
+        ):  # fmt: skip
+            assert f"edgewater_edge_{sample}" in metrics
+        assert "numbers:t:1" not in metrics, "a label for each partition has no bound"
+        BROKER.failure, BROKER.lag_failure = OSError("unreachable"), ValueError("s3cret")
+        BROKER.add(1, 4)
+        await until(lambda: "flights:numbers:t:1" in agent.reading.failing, "the failure", task)
+        topic, _ = (await client.get("/v1/sources")).json()["sources"]
+        assert (topic["state"], topic["reason"], topic["lag"]["messages"]) == ("failing", "unreachable", None)
+        (edge,) = center.catalog.edges.all()
+        assert edge.streams[0].deliveries == (Delivery.AT_LEAST_ONCE,)
 
 
-def test_a_new_source_that_promises_less_than_the_edge_has_told_the_center_is_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@with_center()
+async def test_a_new_source_that_promises_less_than_the_edge_has_told_the_center_is_not_read(
+    center: Center, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edge.agent.source_reading.SOURCE_RETRY_S", 0.05)
-
-    async def test(center: Center) -> None:
-        agent = open_agent(config(tmp_path, center, SOURCES))
-        async with running(agent) as task:
-            await until(agent.outbox.configured.is_set, "queries", task)
-            BROKER.delivery = Delivery.AT_MOST_ONCE
-            BROKER.add(1, 3)
-            await until(lambda: NAME in agent.reading.failing, "the failure", task)
-            assert records(agent) == 0
-
-    run(test, tmp_path)
+    agent = open_agent(config(tmp_path, center, SOURCES))
+    async with running(agent) as task:
+        await until(agent.outbox.configured.is_set, "queries", task)
+        BROKER.delivery = Delivery.AT_MOST_ONCE
+        BROKER.add(1, 3)
+        await until(lambda: NAME in agent.reading.failing, "the failure", task)
+        assert records(agent) == 0
 
 
 def test_a_source_without_a_delivery_is_refused(tmp_path: Path) -> None:
     BROKER.delivery = "sometimes"  # type: ignore[assignment]
     center = Center(tmp_path)
     center.port = 1
-    with pytest.raises(InvalidConfig) as caught:
+    with refused(InvalidConfig, "streams.flights.sources.numbers", "sometimes"):
         open_agent(config(tmp_path, center, SOURCES))
-    assert (caught.value.field, caught.value.value) == ("streams.flights.sources.numbers", "sometimes")

@@ -1,5 +1,6 @@
 import gzip
 import json
+import shutil
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from edge.config import parse_config
-from edge.preflight import OK_ADVISED, CheckReport, check
-from edgewater.model.errors import InvalidConfig, InvalidQuery
+from edge.preflight import OK_ADVISED, PreflightReport, check
+from edgewater.base.errors import InvalidConfig, InvalidQuery
 from edgewater.model.query import QuerySpec
+from tests.refusals import refused
 
 NOW_MS = 1_700_000_000_000
 
@@ -27,7 +29,7 @@ def run(tmp_path: Path) -> Any:
         file: Any = None,
         query: dict[str, Any] | None = None,
         **stream: Any,
-    ) -> CheckReport:
+    ) -> PreflightReport:
         data = tmp_path / "data"
         data.mkdir(exist_ok=True)
         for name, content in files.items():
@@ -209,9 +211,9 @@ def test_every_format_reads_a_date_and_a_time_of_day(run: Any, tmp_path: Path, k
 
 
 def test_a_time_of_day_is_refused_where_it_cannot_be(run: Any, tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig, match=r"time.time_of_day is at and time.unit is ms"):
+    with refused(InvalidConfig, "streams.flights"):
         run({}, time={"column": "t", "time_of_day": "at"})
-    with pytest.raises(InvalidConfig, match=r"both t"):
+    with refused(InvalidConfig, "streams.flights"):
         run({}, time={"column": "t", "time_of_day": "t", "unit": "iso8601"})
     pq.write_table(pa.table({"t": [1], "at": ["1"], "carrier": ["AA"], "distance": [1]}), tmp_path / "t.parquet")
     time = {"column": "t", "time_of_day": "at", "unit": "iso8601"}
@@ -267,3 +269,29 @@ def test_a_query_that_does_not_fit_the_edge_is_refused(run: Any, changes: dict[s
     with pytest.raises(InvalidQuery) as caught:
         run({"a.csv": rows(NOW_MS)}, query={**QUERY, "group_by": [], **changes})
     assert caught.value.field == field and caught.value.accepted
+
+
+def test_the_state_directory_is_looked_at(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "identity.json").write_text('{"incarnation": "i", "format": 99, "release": "9.9.9"}')
+    report = run({"a.csv": rows(NOW_MS)})
+    assert not report.ok and "9.9.9" in report.problems[0] and "state_dir" in report.problems[0]
+    (state / "identity.json").write_text("{")
+    assert "is damaged" in run({"a.csv": rows(NOW_MS)}).problems[0]
+    (state / "identity.json").unlink()
+    usage = type(shutil.disk_usage(tmp_path))(1 << 30, 1 << 30, 1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    (problem,) = run({"a.csv": rows(NOW_MS)}).problems
+    assert "1000 bytes are free; expected at least limits.max_pending_bytes" in problem
+    assert list(state.iterdir()) == []
+
+
+def test_names_that_are_almost_right_are_named(run: Any) -> None:
+    report = run({"a.csv": rows(NOW_MS).replace("carrier", "carier")})
+    assert "missing column, did you mean carier?" in report.streams[0].sources[0].problems[0]
+    query = {"name": "n", "from": "flight", "measures": {"n": "count()"}, "window": {"tumbling": "1h"}}
+    with refused(InvalidQuery, "from"):
+        run({"a.csv": rows(NOW_MS)}, query=query)
+    with refused(InvalidConfig, "streams.flights.columns"):
+        run({}, columns={"carrier": "string", "distance": "int"})

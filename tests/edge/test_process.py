@@ -5,11 +5,12 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from edge.core import Configured, Dropped, EdgeCore, Ingested, SourcesOpened, StreamSpec
+from edge.core import Configured, Dropped, Ingested, StreamSpec
 from edge.process import CLOCK_STEP_CONFIRMED_S, WallClock
+from edgewater.base.streams import TIME_COLUMN
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import TIME_COLUMN
 from edgewater.wire import QueryRef
+from tests.cores import open_core
 
 START_S = 1_800_000_000.0
 
@@ -70,8 +71,7 @@ def test_records_around_a_step_are_not_late() -> None:
     spec = QuerySpec.from_mapping(
         {"name": "n", "from": "s", "measures": {"n": "count()"}, "window": {"tumbling": "5s"}}
     )
-    core = EdgeCore({"s": StreamSpec({})})
-    core.handle(SourcesOpened((("s", "http"),)))
+    core = open_core(StreamSpec({}), source="http")
     core.handle(Configured(((QueryRef("n", 1), spec),)))
     effects = []
     for tenth in range(600):

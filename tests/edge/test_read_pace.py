@@ -7,32 +7,32 @@ from collections.abc import AsyncIterator
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
-from edge.core import Configured, EdgeCore, Ingested, SourcesOpened, StreamSpec
-from edge.read_pace import LONGEST_WAIT_S, MOST_WAITING, ReadPace
+from edge.core import Configured, Ingested, SourcesOpened, StreamSpec
+from edge.read_pace import LONGEST_WAIT_S, MOST_WAITING, SHORTER_WAIT_S, ReadPace
 from edge.records import COALESCE_S, Chunk
 from edge.sources.pacing import paced
+from edgewater.base.streams import TIME_COLUMN, StreamClock
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import TIME_COLUMN, StreamClock
 from edgewater.wire import QueryRef
+from tests.cores import open_core
 
 START_MS = 1_767_225_600_000
 
 
-def query(name: str, window: str = "10s") -> tuple[QueryRef, QuerySpec]:
-    measures = {"n": "count()"}
-    return QueryRef(name, 1), QuerySpec.from_mapping(
-        {"name": name, "from": "s", "measures": measures, "window": {"tumbling": window}, "lateness": "1h"}
-    )
+def query(name: str, window: str = "10s", budget: dict[str, str] | None = None) -> tuple[QueryRef, QuerySpec]:
+    spec = {"name": name, "from": "s", "measures": {"n": "count()"}, "window": {"tumbling": window}, "lateness": "1h"}
+    return QueryRef(name, 1), QuerySpec.from_mapping({**spec, **({"budget": budget} if budget else {})})
 
 
 class Shop:
     """A core and the pace of its source."""
 
-    def __init__(self, *queries: tuple[QueryRef, QuerySpec]) -> None:
+    def __init__(self, *queries: tuple[QueryRef, QuerySpec], replayable: bool = True) -> None:
         self.now_s = 0.0
-        self.core = EdgeCore({"s": StreamSpec({"x": pa.int64()})})
-        self.core.handle(SourcesOpened((("s", "src"),)))
+        self.core = open_core(StreamSpec({"x": pa.int64()}), source="src")
+        self.core.handle(SourcesOpened((("s", "src"),), ("src",) if replayable else ()))
         self.core.handle(Configured(queries))
         self.pace = ReadPace(self.core)
 
@@ -54,23 +54,32 @@ class Shop:
 def test_records_wait_for_each_other_until_a_window_is_about_to_end() -> None:
     shop = Shop(query("a"))
     longest, shortest = round(1000 * LONGEST_WAIT_S), round(1000 * COALESCE_S)
-    assert [shop.wait_ms(at_ms) for at_ms in (0, 40, 120, 300)] == [40, 80, 160, longest]
+    assert [shop.wait_ms(at_ms) for at_ms in (0, 40, 120, 300, 700, 1400)] == [40, 80, 160, 320, 640, longest]
     assert [shop.wait_ms(at_ms) for at_ms in (9_000, 9_900, 9_990, 9_999)] == [longest, 100, shortest, shortest]
     assert [shop.wait_ms(at_ms) for at_ms in (10_000, 19_900)] == [longest, 100]
+
+
+@pytest.mark.parametrize(("budget", "replayable"), [(None, False), ({"staleness": "2s"}, True)])
+def test_records_that_cannot_be_read_again_or_are_sent_all_the_time_wait_less(
+    budget: dict[str, str] | None, replayable: bool
+) -> None:
+    shop = Shop(query("a", budget=budget), replayable=replayable)
+    longest = round(1000 * SHORTER_WAIT_S)
+    assert [shop.wait_ms(at_ms) for at_ms in (0, 40, 120, 300, 700)] == [40, 80, 160, longest, longest]
 
 
 def test_records_that_come_late_wait_by_the_watermark_of_their_source() -> None:
     shop = Shop(query("a"))
     shop.now_s = 3600.0  # the newest record is an hour old
-    assert [shop.wait_ms(at_ms) for at_ms in (0, 0, 0, 0, 9_900, 10_100)][3:] == [250, 100, 250]
+    assert [shop.wait_ms(at_ms) for at_ms in (0,) * 6 + (9_900, 10_100)][5:] == [1000, 100, 1000]
 
 
 def test_batches_of_very_many_records_wait_less() -> None:
     shop = Shop(query("a"))
-    for at_ms in range(4):
+    for at_ms in range(6):
         shop.wait_ms(at_ms)
-    assert [shop.wait_ms(10, MOST_WAITING) for _ in range(2)] == [250, 250]
-    assert [shop.wait_ms(10, MOST_WAITING + 1) for _ in range(4)] == [125, 62, 31, 20]
+    assert [shop.wait_ms(10, MOST_WAITING) for _ in range(2)] == [1000, 1000]
+    assert [shop.wait_ms(10, MOST_WAITING + 1) for _ in range(6)] == [500, 250, 125, 62, 31, 20]
 
 
 def test_short_windows_let_records_wait_less() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.series import FORGET_NS, Increments, SeriesMemory, SeriesUpdate, Totals
+from edge.series import FORGET_NS, Increments, Points, SeriesMemory, SeriesUpdate
 from tests.examples import examples
 
 SINCE_NS = 100
@@ -23,12 +23,12 @@ class Point:
     total: int | float
 
 
-def totals(points: list[Point]) -> Totals:
+def totals(points: list[Point]) -> Points:
     keys = [point.series.to_bytes(16, "big") for point in points]
     is_int = np.array([isinstance(point.total, int) for point in points], np.bool_)
     bits = [p.total if isinstance(p.total, int) else int(np.float64(p.total).view(np.int64)) for p in points]
     times = (np.array([getattr(p, name) for p in points], np.int64) for name in ("start_ns", "time_ns"))
-    return Totals(keys, *times, np.array(bits, np.int64), is_int)
+    return Points(keys, *times, np.array(bits, np.int64), is_int)
 
 
 def found(result: Increments) -> list[int | float | str | None]:
@@ -192,7 +192,7 @@ def test_a_second_total_may_fall_and_begins_anew_with_the_first() -> None:
     for time_ns, total, extra in given:
         one = totals([Point(1, 150, time_ns, total)])
         result = memory.increments(
-            Totals(one.keys, one.start_ns, one.time_ns, one.bits, one.is_int, np.array([extra])), 0, MANY
+            Points(one.keys, one.start_ns, one.time_ns, one.bits, one.is_int, np.array([extra])), 0, MANY
         )
         memory.apply(SeriesUpdate.from_bytes(result.update.to_bytes()))
         found_extra += result.extra.tolist()

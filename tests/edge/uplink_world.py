@@ -15,7 +15,7 @@ import grpc
 import numpy as np
 
 from center.catalog import Catalog
-from center.ingest.gateway import Gateway, GatewayConfig
+from center.ingest.gateway import Gateway
 from center.storage.frame_log import FrameLog
 from edge.process import now_ms
 from edge.uplink import BudgetUpdate, LinkForecast, LinkLimits, QueryStatusReport, Uplink, UplinkEndpoint
@@ -34,6 +34,7 @@ from edgewater.wire import (
 )
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.session_stream import LEAST_WINDOW_LOG, SessionUnpacker
+from tests.center.gateway_world import configured
 
 PATIENCE_S = 120
 MILES = QueryRef("miles", 1)
@@ -102,6 +103,9 @@ class Agent:
         """Makes frames available to `take`."""
         self._ready += frames
         self._made.set()
+
+    def table_rows(self) -> Iterable[str]:
+        return [lookup.rows for _, spec in self.queries for lookup in spec.lookups]
 
     def unacknowledged(self, after: int | None) -> Iterable[Frame]:
         return [f for f in self.journal if after is None or f.seq > after]
@@ -184,8 +188,14 @@ class Agent:
     def heartbeat(self) -> pb.Heartbeat:
         return pb.Heartbeat(sent_at_ms=now_ms())
 
+    def link_report(self, low_bytes_s: float, high_bytes_s: float, *, all_queries: bool) -> pb.LinkReport | None:
+        return None
+
     def has_news(self) -> bool:
         return self.news
+
+    def may_omit(self) -> bool:
+        return False
 
     async def until(self, test: Callable[[], object]) -> None:
         """Waits until a received message makes the test true."""
@@ -258,8 +268,8 @@ class Proxy:
 @asynccontextmanager
 async def gateway(path: Path, address: str = "127.0.0.1:0", **settings: Any) -> AsyncIterator[tuple[int, Catalog]]:
     catalog = Catalog(f"sqlite:///{path}/catalog.db")
-    quick = {"poll_ms": 20, "heartbeat_ms": 20, "edge_heartbeat_ms": 20, "retry_ms": 5, "retry_max_ms": 20}
-    serving = Gateway(catalog, FrameLog(path / "log"), GatewayConfig(**(quick | settings)), now_ms)
+    quick = {"poll_ms": 20, "write_ms": 20, "heartbeat_ms": 20, "retry_ms": 5, "retry_max_ms": 20}
+    serving = Gateway(catalog, FrameLog(path / "log"), *configured(quick | settings, now_ms))
     port = await serving.start(address)
     try:
         yield port, catalog
@@ -293,6 +303,7 @@ class ScriptedCenter:
 
     def __init__(self) -> None:
         self.messages: list[pb.FromEdge] = []
+        self.hello = pb.Hello()
         self.heartbeat_ms = 0
         self.refusals = self.window_log = 0
         self.packed = 0
@@ -324,7 +335,7 @@ class ScriptedCenter:
         return sum(m.WhichOneof("message") == kind for m in self.messages)
 
     async def Session(self, requests: Any, context: Any) -> None:  # noqa: N802
-        await anext(requests)
+        self.hello = (await anext(requests)).hello
         if self.refusals:
             self.refusals -= 1
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "later", ((RETRY_METADATA, "1000"),))
@@ -347,7 +358,7 @@ class ScriptedCenter:
         async for message in requests:
             if message.HasField("packed"):
                 self.packed += 1
-                message = unpacker.unpack(message.packed)
+                message, _ = unpacker.unpack(message.packed)
             self.messages.append(message)
             self._changed.set()
             if message.HasField("heartbeat"):

@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from edgewater.base.plugins import PluginOrigin
 from edgewater.model import record_functions
 from edgewater.model.record_functions import RecordFunction, RecordFunctions
-from edgewater.runtime.plugins import PluginOrigin
 
 
 def install_functions(monkeypatch: pytest.MonkeyPatch, *functions: RecordFunction) -> None:

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from edgewater.__main__ import GROUP, LISTED, Commands, main
-from edgewater.model.errors import InvalidConfig, StorageError
+from edgewater.base.errors import InvalidConfig, StorageError
 
 
 def invoke(points: dict[str, str], *args: str) -> Result:

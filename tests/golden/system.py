@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from center.api import create_app
-from center.catalog import Catalog, ComponentRegistry, UnindexedFrame
+from center.catalog import Catalog, ComponentRegistry, SessionStart, UnindexedFrame
 from center.config import ApiSection
 from center.ingest.frame_check import FrameCheck
 from center.job.batch_applier import to_batch
@@ -29,7 +29,6 @@ from edge.core import (
     BudgetSet,
     Configured,
     EdgeCore,
-    FrameBuilt,
     Ingested,
     PullEvent,
     SamplingSet,
@@ -40,10 +39,12 @@ from edge.core import (
 )
 from edge.durability import DurableCore
 from edge.records import Position, PushId
+from edgewater.base.streams import LIVE, TIME_COLUMN, EdgeId
 from edgewater.model.edge_records import StreamRecord
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import LIVE, TIME_COLUMN, EdgeId
 from edgewater.wire import Frame, QueryRef, SamplingReason
+from tests.center.catalog_world import begin_session
+from tests.cores import drained
 
 T0 = 1_356_998_400_000  # 2013-01-01T00:00:00Z
 NOW_MS = T0 + 3_600_000
@@ -144,8 +145,7 @@ class Edge:
     def end(self) -> None:
         for name in ("file", "push"):
             self.core.handle(SourceEnded("flights", name))
-        while any(isinstance(e, FrameBuilt) for e in self.core.handle(PullEvent(1 << 20, max_frames=64))):
-            pass
+        drained(self.core, PullEvent(1 << 20, max_frames=64))
         self.core.sync()
 
     def frames(self) -> list[Frame]:
@@ -167,10 +167,10 @@ class Stores:
 
     def register(self) -> None:
         registered = [self.catalog.queries.register(spec, NOW_MS)[0] for spec in SPECS]
-        self.catalog.edges.begin_session(
+        begin_session(self.catalog, SessionStart(
             JFK, INCARNATION, labels=LABELS, streams=(StreamRecord("flights", COLUMNS, LIVE),), oldest_seq=1,
             next_seq=1, now_ms=NOW_MS, session="golden",
-        )  # fmt: skip
+        ))  # fmt: skip
         events = [EdgesChanged(tuple(self.catalog.edges.all())), *map(QueryRegistered, registered)]
         self.results.tick(self.ledger, events, NOW_MS)
 

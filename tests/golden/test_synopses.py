@@ -1,3 +1,4 @@
+import math
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,12 @@ def test_golden_sketches_give_the_expected_answers() -> None:
     assert collapsed.query(Count()).value == 261_120 and 0.001 < collapsed.current_accuracy < 0.0021
     assert collapsed.query(Quantile(0.5)).value == pytest.approx(128.5, rel=0.0021)
     assert len(flights) == 15 and flights.records == 200 == flights.query("n").value.sum()
+
+
+def test_a_sketch_from_which_more_was_subtracted_than_it_contained_has_no_bounds() -> None:
+    answer = read("count_min-overdrawn").query(Frequency(-5))  # type: ignore[arg-type]
+    assert answer.value < 0 and (answer.lower, answer.upper) == (-math.inf, math.inf)
+    assert "more was subtracted" in answer.basis
 
 
 def test_golden_sketches_of_items_give_the_expected_answers() -> None:

@@ -90,6 +90,11 @@ CHANGED = (
     {**SPECS[-1], "measures": {"rows": "count()", "average": "mean(p)"}},
 )
 """The second and the third version of `changed`."""
+CLOCK = """import time
+real = time.time
+time.time = lambda: real() - {behind_s}
+"""
+"""A module that Python imports before a program: the clock of the system's processes is behind."""
 Answer = dict[str, Any]
 
 
@@ -159,6 +164,18 @@ class System(Demo):
         super().__init__(directory, 0.0)
         self.begin_ms, self.server = begin_ms, server
         self.ports = {edge: free_port() for edge in EDGES}
+        self.environment = dict(os.environ)
+
+    def wake_up_at(self, at_ms: int) -> None:
+        """Sets the clock of the processes that are started from now on.
+
+        By the true clock, the center would answer each window of years that a staleness budget makes due.
+        """
+        folder = self.directory / "clock"
+        folder.mkdir()
+        (folder / "sitecustomize.py").write_text(CLOCK.format(behind_s=time.time() - at_ms / 1000))  # noqa: TID251
+        path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+        self.environment["PYTHONPATH"] = path
 
     @property
     def sinks(self) -> dict[str, dict[str, Any]]:
@@ -200,7 +217,7 @@ class System(Demo):
         with (self.directory / f"{name}.log").open("ab") as log:
             command = [sys.executable, "-P", "-m", "edgewater", *arguments]
             self.processes[name] = subprocess.Popen(
-                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self.directory
+                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self.directory, env=self.environment
             )
 
     def give(self, edge: str, source: str, lines: Sequence[Line], before: str = "") -> None:
@@ -334,7 +351,9 @@ def unpack(archive: Path, directory: Path, server: PostgresServer | None) -> tup
         with psycopg.connect(_plain(url), autocommit=True) as connection:
             connection.execute(f"DROP SCHEMA {SCHEMA}")
             connection.execute((directory / "dump.sql").read_bytes())
-    return System(directory, given["begin_ms"], url), given
+    system = System(directory, given["begin_ms"], url)
+    system.wake_up_at(system.begin_ms + END_MS)
+    return system, given
 
 
 def in_schema(server: PostgresServer) -> str:

@@ -69,7 +69,7 @@ def session(frames: Sequence[Frame]) -> list[pb.FromEdge]:
     wire = [frame.plain().to_wire() for frame in frames]
     sent = [pb.FromEdge(frame=wire[0]), pb.FromEdge(frames=pb.Frames(frames=wire[1:])), pb.FromEdge(heartbeat=beat)]
     goodbye = pb.FromEdge(goodbye=pb.Goodbye(reason="restart"))
-    return [pb.FromEdge(hello=hello), *(packer.pack(message) for message in sent), goodbye]
+    return [pb.FromEdge(hello=hello), *(packer.pack(message.SerializeToString())[0] for message in sent), goodbye]
 
 
 def replies() -> list[pb.ToEdge]:

@@ -19,7 +19,7 @@ def output(engine: Engine, image: str, *command: str, options: tuple[str, ...] =
 
 
 def test_the_edge_image_is_small_and_its_agent_starts(engine: Engine, edge_image: str) -> None:
-    assert engine.size(edge_image) <= 400 * MB
+    assert engine.size(edge_image) <= 350 * MB
     assert output(engine, edge_image, "edgewater", "edge", "--help")
     assert output(engine, edge_image, "id", "-u") == "10001"
 
@@ -49,11 +49,11 @@ def test_the_edge_image_with_sources_reads_brokers(engine: Engine, build: Build)
         "edge.sources.remote_write\nprint(confluent_kafka.libversion()[0] > '2')"
     )
     assert output(engine, image, "python", "-c", program) == "True"
-    assert engine.size(image) <= 450 * MB
+    assert engine.size(image) <= 400 * MB
 
 
 def test_the_center_image_has_java_spark_and_an_archive_of_classes(engine: Engine, center_image: str) -> None:
-    assert engine.size(center_image) <= 1500 * MB
+    assert engine.size(center_image) <= 1200 * MB
     assert output(engine, center_image, "id", "-u") == "10001"
     assert "17." in output(engine, center_image, "sh", "-c", "java -version 2>&1")
     assert output(engine, center_image, "python", "-c", "import pyspark; print(pyspark.__version__)").startswith("4.")

@@ -18,13 +18,14 @@ from datetime import datetime
 from fractions import Fraction
 from typing import Any
 
+from edgewater.base.quantities import fraction
 from edgewater.model.measure import Measure
-from edgewater.model.quantities import fraction
 from edgewater.model.windows import SessionWindow
 from tests.simulation.truth import UNKNOWN, Bounds, Fate, Group, QueryTruth, TrueWindow
 
 Answer = Mapping[str, Any]
 TOTAL = ("all groups together",)
+QUANTILES = ("quantiles", "quantile", "kll")
 EXACT_FUNCTIONS = ("count", "sum", "min", "max", "mean", "var")
 _RANKS = {"early": 0, "complete": 1, "final": 2}
 _ROUNDING = 1e-9
@@ -153,7 +154,8 @@ def false_confidences(outcomes: Iterable[Outcome], alpha: float = 1e-6) -> list[
     """
     by_kind: defaultdict[tuple[str, float], list[bool]] = defaultdict(list)
     for outcome in outcomes:
-        by_kind[outcome.kind, outcome.confidence].append(outcome.held)
+        if outcome.confidence > 0:  # otherwise nothing is promised
+            by_kind[outcome.kind, outcome.confidence].append(outcome.held)
     false = []
     for (kind, confidence), held in sorted(by_kind.items()):
         missed, most = held.count(False), _most_misses(len(held), 1 - confidence, alpha)
@@ -248,6 +250,8 @@ class _QueryCheck:
                 self._cell(answer, measure, group, row, members, [in_rows[i] for i in members], whole)
                 if is_settled and row is not None and not whole:
                     self._what_it_has(answer, measure, group, row[measure.name], members)
+            if self.spec.derived and row is not None and self.spec.accuracy is None:
+                self._ratio(answer, group, row["ratio"], members, [in_rows[i] for i in members])
         self._totals(answer, window, certain, whole, is_settled)
         if answer["contract"]["met"] and completeness["missing"] and not is_early:
             self._say("met", answer, f"met, with completeness {completeness}")
@@ -266,15 +270,25 @@ class _QueryCheck:
         but for a rest that a few numbers do not represent."""
         if "total" not in answer or "merged_into" in answer["quality"]:
             return  # answers of the tests of this checker have no totals
+        sure = [certain[i] for i in window.records]
         for measure in self.spec.measures:
-            cell = answer["total"].get(measure.name)
-            if (cell is None) != (measure.function.name not in EXACT_FUNCTIONS):
+            name, cell = measure.function.name, answer["total"].get(measure.name)
+            if name in QUANTILES and self.spec.accuracy is None:
+                start = f"{measure.name}_"
+                each = {c.removeprefix(start): v for c, v in answer["total"].items() if c.startswith(start)}
+                row = {measure.name: cell or {"quantiles": each}}
+                self._quantiles(answer, measure, TOTAL, row, window.records, sure, whole)
+                continue
+            is_expected = name in EXACT_FUNCTIONS or (name == "distinct" and self.spec.group_by and answer["data"])
+            if (cell is None) == bool(is_expected):
                 self._say("total", answer, f"{measure.name}: {cell}")
             if cell is None or self.spec.accuracy is not None:
                 continue
             self.findings.cells += 1
-            bounds = self.truth.bounds(measure, window.records, [certain[i] for i in window.records])
-            self._interval(answer, measure, TOTAL, cell, bounds, 1.0, whole)
+            bounds = self.truth.bounds(measure, window.records, sure)
+            self._interval(answer, measure, TOTAL, cell, bounds, cell.get("confidence", 1.0), whole)
+            if name == "distinct":
+                continue
             self._number(answer, measure, TOTAL, cell, bounds, stands=whole)
             is_known = cell["lower"] is not None or cell["upper"] is not None or bounds.low is None
             if whole and is_settled and bounds is not UNKNOWN and math.isfinite(bounds.low or 0) and not is_known:
@@ -341,7 +355,7 @@ class _QueryCheck:
     ) -> None:  # fmt: skip
         self.findings.cells += 1
         name = measure.function.name
-        if name in ("quantiles", "quantile", "kll"):
+        if name in QUANTILES:
             self._quantiles(answer, measure, group, row, members, sure, whole)
             return
         if name not in (*EXACT_FUNCTIONS, "distinct"):
@@ -365,6 +379,21 @@ class _QueryCheck:
         self._interval(answer, measure, group, cell, bounds, 1.0 if confidence is None else confidence, whole)
         self._exactly(answer, measure, group, cell, bounds, stands=whole and answer["contract"]["met"])
         self._within_budget(answer, measure, group, cell, bounds)
+
+    def _ratio(
+        self, answer: Answer, group: Group, cell: Mapping[str, Any], members: list[int], sure: list[bool]
+    ) -> None:
+        """The interval of the quotient of the first two measures contains the truth, if there is one."""
+        above, below = (self.truth.bounds(measure, members, sure) for measure in self.spec.measures[:2])
+        if any(b.floats or not b.is_one or b.low is None or not math.isfinite(b.low) for b in (above, below)):
+            return
+        if not below.low:
+            return
+        self.findings.cells += 1
+        truth, lower, upper = float(Fraction(above.low) / Fraction(below.low)), cell["lower"], cell["upper"]
+        slack = 1e-12 * abs(truth)
+        if (lower is not None and truth < lower - slack) or (upper is not None and truth > upper + slack):
+            self._say("ratio", answer, f"{group}: {cell}, the truth is {truth}")
 
     def _absent(self, answer: Answer, measure: Measure) -> dict[str, Any]:
         """What an answer says of a group that it has no row of: zero, but for what edges withhold."""
@@ -546,12 +575,13 @@ class _QueryCheck:
                 continue
             shown = f"{measure.name} {key} of {group}: {cell}, the truth is {true}"
             held = cell["lower"] <= true[1] and cell["upper"] >= true[0]
-            if is_early and answer["confidence"] < 1:
-                self.findings.outcomes.append(Outcome("interval of an early quantile", answer["confidence"], held))
+            confidence = cell.get("confidence", answer["confidence"])
+            if is_early and confidence < 1:
+                self.findings.outcomes.append(Outcome("interval of an early quantile", confidence, held))
             elif measure.function.name != "kll" and not held:
                 self._say("interval", answer, shown)
             elif measure.function.name == "kll":
-                self.findings.outcomes.append(Outcome("interval of kll", answer["confidence"], held))
+                self.findings.outcomes.append(Outcome("interval of kll", confidence, held))
             if contract["met"] and _is_exact(contract, measure) and not true[0] <= cell["estimate"] <= true[1]:
                 self._say("exact", answer, shown)
 

@@ -33,7 +33,8 @@ class Liar:
             self._unpacker = SessionUnpacker(MOST_WINDOW_LOG, _MAX_MESSAGE_BYTES)
             self._packer = SessionPacker(LEAST_WINDOW_LOG, 1)
         if message.HasField("packed"):
-            return self._packer.pack(self._lying(self._unpacker.unpack(message.packed)))
+            told, _ = self._unpacker.unpack(message.packed)
+            return self._packer.pack(self._lying(told).SerializeToString())[0]
         return self._lying(message)
 
     def _lying(self, message: pb.FromEdge) -> pb.FromEdge:

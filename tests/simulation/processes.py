@@ -18,28 +18,29 @@ import pyarrow as pa
 
 import edge.agent
 from center.catalog import Catalog
-from center.ingest.gateway import Gateway, GatewayConfig
-from center.job.admission import BatchLimits, PendingFrames, RoundRobin
+from center.config import CenterConfig
+from center.ingest.gateway import Gateway, GatewayBounds
+from center.job.admission import BatchLimits, LeastSlack, PendingFrames
 from center.job.batch_applier import BatchApplier, Times
+from center.job.delta_sweep import DeltaSweep
 from center.job.frame_retention import FrameRetention
 from center.job.leadership import Leadership
-from center.job.ledger_writer import CatalogEvents, LedgerWriter
+from center.job.ledger_writer import LedgerWriter
 from center.job.loop_core import Fault, Lane, QueryFault, Run
-from center.job.merge import Part, PartMerged, PartOutcome, merge_part
+from center.job.merge import MergeTask, Part, PartMerged, PartOutcome
 from center.job.merge_loop import MergeLoop
 from center.job.merger import TasksFailed
 from center.job.metrics import JobMetrics
 from center.job.planner import FramePlanner
 from center.ledger import Ledger
 from center.results import COSTLY_MS, LeaseLost, ResultStore
+from center.storage.delta_segments import INLINE_BYTES, DeltaSegments, SpanPart
 from center.storage.frame_log import FrameLog
-from center.storage.slice_spans import SpilledSpan
 from edge.config import parse_config
 from edge.core import EdgeCore, Effect, Event, Ingested, SliceMemoryLimits
 from edge.records import Chunk, Position, PushId, Rejection, Rejections
-from edge.sources.http import http_source_name
-from edgewater.model.errors import OutdatedState, StorageError
-from edgewater.model.streams import TIME_COLUMN, Delivery, EdgeId
+from edgewater.base.errors import OutdatedState, StorageError
+from edgewater.base.streams import TIME_COLUMN, Delivery, EdgeId
 from edgewater.wire import QueryRef
 from tests.simulation.scenario import COLUMN_NAMES, COLUMNS, STREAM, WRONG_TYPE, EdgePlan
 from tests.simulation.virtual import Process
@@ -202,7 +203,7 @@ class EdgeProgram:
 
     async def push(self, row: int) -> None:
         """Pushes a record; no reply if the process is killed meanwhile."""
-        agent, name = self.agent, http_source_name(STREAM)
+        agent, name = self.agent, f"{STREAM}:http"
         batch, rejected = self.disk.read(row, row + 1)
         push = PushId(*2 * (row.to_bytes(16, "little"),))
         await agent.accept(Chunk(name, batch, None, None, rejected, 100, push=push), STREAM)
@@ -218,9 +219,9 @@ class GatewayProgram:
     def __init__(self, process: Process, directory: Path) -> None:
         self.process = process
         self.catalog = Catalog(f"sqlite:///{directory}/catalog.db")
-        config = GatewayConfig(poll_ms=500, heartbeat_ms=1000)
+        bounds = GatewayBounds(poll_ms=500)
         self._log = FrameLog(directory / "log")
-        self.gateway = Gateway(self.catalog, self._log, config, process.now_ms)
+        self.gateway = Gateway(self.catalog, self._log, CenterConfig(), process.now_ms, bounds=bounds)
         process.spawn(self._start(), "gateway")
 
     async def _start(self) -> None:
@@ -240,32 +241,46 @@ class GatewayProgram:
 
 
 class VirtualMerger:
-    """A `Merger` on a virtual machine: tasks take any time, end in any order, and die. Results may come after the
-    driver has lost its lease, or for a plan that it has dropped.
+    """A `Merger` on virtual machines: tasks take any time, end in any order, run twice, and die. Results may come after
+    the driver has lost its lease, or for a plan that it has dropped. A task on an executor goes on when its driver is
+    dead or deposed, and writes its segment then.
 
     Args:
         deaths: how often a worker dies when it has merged a plan, so that the plan's frames are merged again.
     """
 
-    def __init__(self, process: Process, log_dir: Path, deaths: float) -> None:
-        self._process, self._log_dir, self._deaths = process, str(log_dir), deaths
+    def __init__(self, process: Process, task: MergeTask, deaths: float) -> None:
+        self._process, self._task, self._deaths = process, task, deaths
+        self._rng = random.Random(f"tasks of {process.name} from {process.now_ms()}")
 
-    def submit(self, number: int, parts: Sequence[Part], lane: Lane, description: str) -> Future[list[PartOutcome]]:
+    def submit(
+        self, number: int, parts: Sequence[Part], lane: Lane, description: str, prefix: str
+    ) -> Future[list[PartOutcome]]:
         done: Future[list[PartOutcome]] = Future()
         copies = pickle.loads(pickle.dumps(list(parts)))
-        frames = sum(0 if isinstance(part, SpilledSpan) else len(part) for part in copies)
+        frames = sum(0 if isinstance(part, SpanPart) else len(part) for part in copies)
         # Deaths of a frame that is alone, or of answers, would be their fault.
         is_safe = lane is Lane.ANSWER or (lane is Lane.SUSPECT and frames < 2)
         dies = not is_safe and self._process.rng.random() < self._deaths
-        self._process.spawn(self._run(done, copies, dies), f"plan {number}")
+        (self._executor() or self._process).spawn(self._run(done, prefix, copies, dies), f"plan {number}")
         return done
 
-    async def _run(self, done: Future[list[PartOutcome]], parts: list[Part], dies: bool) -> None:
+    def _executor(self) -> Process | None:
+        """A machine that lives longer than the driver; None: the task ends with the driver, at any step."""
+        driver = self._process
+        if driver.steps_left is None or self._rng.random() < 0.5:
+            return None
+        return Process(
+            f"executor of {driver.name}", driver.loop, driver.rng, driver.now_ms, lambda *_: None, driver._on_failure
+        )
+
+    async def _run(self, done: Future[list[PartOutcome]], prefix: str, parts: list[Part], dies: bool) -> None:
         rng = self._process.rng
         # At the end, while the world comes to rest, tasks take the usual time.
         is_slow = self._process.steps_left is not None and rng.random() < 0.3
         await asyncio.sleep(rng.uniform(0.1, 4.0) if is_slow else rng.uniform(0.01, 0.1))
-        outcomes = await asyncio.to_thread(lambda: [merge_part(self._log_dir, part) for part in parts])
+        for _ in range(1 + (self._rng.random() < 0.1)):
+            outcomes = await asyncio.to_thread(lambda: [self._task.merge(prefix, part) for part in parts])
         rng.shuffle(outcomes)
         if dies:
             done.set_exception(TasksFailed(Fault.FRAMES, "a worker was killed"))
@@ -284,11 +299,11 @@ class VirtualMerger:
         pass
 
 
-class AnyAdmission(RoundRobin):
+class AnyAdmission(LeastSlack):
     """Admits few frames, some, or all."""
 
     def __init__(self, rng: random.Random) -> None:
-        super().__init__()
+        super().__init__(lambda _: None)
         self._rng = rng
 
     def admit(
@@ -326,13 +341,17 @@ class JobProgram:
         self.process = process
         url = f"sqlite:///{directory}/catalog.db"
         self.catalog = Catalog(url)
-        self.store = ResultStore(f"sqlite:///{directory}/results.db", costly_ms=process.rng.choice((0.0, COSTLY_MS)))
+        rng = random.Random(f"segments of {process.name} from {process.now_ms()}")
+        segments = DeltaSegments(directory / "log" / "deltas", inline_bytes=rng.choice((0, 500, INLINE_BYTES)))
+        self.store = ResultStore(
+            f"sqlite:///{directory}/results.db", costly_ms=process.rng.choice((0.0, COSTLY_MS)), segments=segments
+        )
         metrics, self.ledger = JobMetrics(), Ledger(margin_ms=50)
         self.store.load_ledger(self.ledger)
         self._writer = LedgerWriter(
             self.ledger,
             self.store,
-            CatalogEvents(self.catalog, lambda: self.store.partition),
+            self.catalog,
             metrics,
             now_ms=process.now_ms,
         )
@@ -348,9 +367,9 @@ class JobProgram:
         retention = FrameRetention(self.catalog, self.store, FrameLog(directory / "log"), every_ms=4000)
         self._applier = applier
         self._loop = MergeLoop(
-            planner, applier, VirtualMerger(process, directory / "log", repeats), 2,
+            planner, applier, VirtualMerger(process, MergeTask(directory / "log", segments), repeats), 2,
             lambda: retention.run(process.now_ms(), self.store.partition),
-            now_ms=process.now_ms, monotonic=process.monotonic,
+            DeltaSweep(self.store, metrics, every_ms=4000), now_ms=process.now_ms, monotonic=process.monotonic,
         )  # fmt: skip
         self._writer.on_awaited = self._loop.want_answers
         self._terms = 0
@@ -358,7 +377,7 @@ class JobProgram:
         if drivers > 1:
             self._leadership = Leadership(
                 self.store, metrics, now_ms=process.now_ms, monotonic=process.monotonic, began=self._begin_term,
-                drivers=drivers, owner=f"{process.name}:{process.now_ms()}|||",
+                lease_ms=3_000, drivers=drivers, owner=f"{process.name}:{process.now_ms()}|||",
             )  # fmt: skip
             process.spawn(self._lead(), "leadership")
         process.spawn(self._deadlines(), "deadlines")
@@ -394,7 +413,7 @@ class JobProgram:
             await asyncio.sleep(min(max(pause_s, 0.005), JOB_POLL_S))
 
     def _advance(self) -> None:
-        with contextlib.suppress(LeaseLost):  # as in `Deadlines`
+        with contextlib.suppress(LeaseLost):  # as in `DeadlineLoop`
             self._writer.advance()
         self.process.step("advanced")
 
@@ -421,6 +440,14 @@ class JobProgram:
             do()
         except LeaseLost:
             self._loop.end_term()
+
+    def segments(self) -> tuple[set[str], set[str]]:
+        """Sweeps. Returns the segments that are left and belong to no plan, and the segments that rows name."""
+        has_plan, own = self._loop.core.has_plan, self.store.partition.directory
+        DeltaSweep(self.store, JobMetrics()).run(self.process.now_ms(), has_plan)
+        named, _ = self.store.named_segments()
+        files = self.store.segments.files()
+        return {f.name for f in files if f.name in named or f.partition != own or not has_plan(f.plan)}, named
 
     def close(self) -> None:
         self.store.close()

@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 
 from edge.records import RejectionReason
+from edgewater.base.streams import MIN_TIME_MS
 from edgewater.model.byte_budget import PERIODS_MS, ByteBudget, close_bytes
 from edgewater.model.query import QuerySpec, StalenessBudget
-from edgewater.model.streams import MIN_TIME_MS
 from edgewater.model.windows import SessionWindow
 from tests.simulation.virtual import EPOCH_MS
 
@@ -39,6 +39,8 @@ AWAY = 0.5
 """Probability that an edge is cut off when a query is changed, so that it hears late of the border."""
 TEMPORARY = 0.1
 """Probability that a query ends by itself."""
+RATIOS = 0.5
+"""Of queries with two or more exact measures, those that have the quotient of the first two as a measure."""
 SKETCHES = 0.2
 """Probability of a sketch in a query."""
 CROWDED, CROWD = 0.15, 200
@@ -407,6 +409,9 @@ class _Draw:
         registered_s = 0.0 if self.chance(0.8) else rng.uniform(0, active_s)
         if registered_s and "accuracy" not in mapping and self.chance(0.5):
             mapping["since"] = "beginning"
+        # Drawn apart, so that the other draws of a seed stay.
+        if len(chosen) > 1 and not set(chosen[:2]) & set(sketches) and random.Random(f"ratio {name}").random() < RATIOS:
+            mapping["measures"] = {**measures, "ratio": "m0 / m1"}
         deleted_s = rng.uniform(registered_s, active_s) if self.chance(0.08) else None
         return QueryPlan(QuerySpec.from_mapping(mapping), registered_s, deleted_s)
 
@@ -419,7 +424,7 @@ class _Draw:
         for number in range(rng.choice((1, 1, 2)) if rng.random() < CHANGES else 0):
             spec = _Draw(random.Random(f"change {number} {name} {seed}")).query(name, edges, active_s).spec
             if rng.random() < 0.5:  # only its measures change
-                spec = replace(plan.spec, measures=spec.measures, budget=None, accuracy=None)
+                spec = replace(plan.spec, measures=spec.measures, derived=spec.derived, budget=None, accuracy=None)
             spec = replace(spec, until_ms=None)
             if rng.random() < 0.3 and spec.accuracy is None:
                 spec = replace(spec, since_ms=MIN_TIME_MS)

@@ -16,9 +16,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from edgewater.base.streams import TIME_COLUMN
 from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import TIME_COLUMN
 from edgewater.model.window_range import ALL_WINDOWS, WindowRange
 from edgewater.model.windows import SessionWindow, SlidingWindow
 

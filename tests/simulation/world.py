@@ -37,11 +37,12 @@ from center.results import AnswerRecord, ResultStore
 from center.storage.database import open_engine
 from edge.process import WallClock
 from edge.utilization import no_marker
-from edgewater.model.errors import InvalidRequest, NotFound
+from edgewater.base.errors import InvalidRequest, NotFound
+from edgewater.base.streams import MIN_TIME_MS, EdgeId
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.streams import MIN_TIME_MS, EdgeId
 from edgewater.wire import REJECTIONS, QueryRef
 from tests.center.rendered import render
+from tests.center.results_world import answers_after
 from tests.simulation.checkers import Falsehood, Findings, RevisionWatch, check_query, time_ms
 from tests.simulation.lies import Liar
 from tests.simulation.network import Channel, Network, Server
@@ -441,9 +442,6 @@ class World:
         """All windows that end by then must be closed at rest."""
         return EPOCH_MS + int(self.scenario.active_s * 1000) + LONGEST_MS
 
-    def _alive(self) -> list[EdgeProgram]:
-        return [p for p in self.edges.values() if p.process.alive]
-
     def _restless(self) -> str:
         parts = []
         for plan in self.scenario.edges:
@@ -485,7 +483,7 @@ class World:
 
     def _read_answers(self) -> None:
         """Reads all answers again; one that was read before must be the same."""
-        found = {a.answer_id: a for a in self.store.answers_after(0, 100_000)}
+        found = {a.answer_id: a for a in answers_after(self.store, 0, 100_000)}
         for number, answer in self._answers.items():
             again = found.get(number)
             if repr(again) != repr(answer):  # a withheld NaN is not equal to itself
@@ -521,6 +519,18 @@ class World:
                 for answer in answers:
                     self._trace(f"answer {answer}")
         self._check_status(rested=rested)
+        if rested:
+            self._check_segments()
+
+    def _check_segments(self) -> None:
+        """Checks that each delta is there, and that leaders sweep what killed and deposed drivers have left."""
+        found = [job.segments() for job in self.jobs.values() if job.leads]
+        if found:
+            left, named = set[str].intersection(*(left for left, _ in found)), found[-1][1]
+            self.report.faults["segment named at the end"] += len(named)
+            for kind, segments in (("segment-lost", named - left), ("segment-left", left - named)):
+                if segments:
+                    self.say(kind, "center", ", ".join(sorted(segments)))
 
     def _check_status(self, *, rested: bool) -> None:
         """Checks what the catalog says of the edges: the gateway's sign of life, and alarms about columns."""

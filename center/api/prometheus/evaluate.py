@@ -9,38 +9,35 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from center.api.prometheus.series import (
     ABSENT,
     Axis,
     Labels,
+    Matchers,
     Samples,
     SeriesReader,
-    SeriesSelection,
+    hold,
     is_absent,
-    selection,
 )
 from edgewater.answers.work import spend
-from edgewater.model.errors import EdgewaterError
-from edgewater.model.float_bounds import LARGEST_EXACT, Side, side_of
-from edgewater.model.registered_query import RegisteredQuery
+from edgewater.base.errors import EdgewaterError
+from edgewater.base.float_bounds import LARGEST_EXACT, Side, side_of
 from edgewater.model.table_texts import json_text
 
 MAX_LENGTH = 8_192
-"""Characters of an expression."""
+"""Characters of an expression: a limit of the parser's work."""
 MAX_DEPTH = 50
-MAX_RANKED = 10_000
+"""A limit of the recursion of parser and evaluation."""
 MAX_OPERATORS = 100
-"""Maximum number of operators, because the parser takes quadratic time in their number."""
+"""A limit of the parser's time, which is quadratic in the number of operators."""
 _TOO_DEEP = f"the expression is nested more than {MAX_DEPTH} deep, or has more than {MAX_OPERATORS} operators"
 _SKIPPED = re.compile(r""""(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|`[^`]*`|#[^\n\r]*""")
 """Texts and comments."""
@@ -70,6 +67,8 @@ COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "==": np.equal,
     "!=": np.not_equal,
 }
+SIGNS = {"MatchOp.Equal": "=", "MatchOp.NotEqual": "!=", "MatchOp.Re": "=~", "MatchOp.NotRe": "!~"}
+"""The operators of matchers, by their names in the parser."""
 BOUNDS = ("_lower", "_upper")
 Scalar = npt.NDArray[np.float64]
 
@@ -84,42 +83,6 @@ class PromqlError(EdgewaterError):
     def __init__(self, message: str, kind: str = "bad_data") -> None:
         super().__init__(message)
         self.kind = kind
-
-
-@dataclass(frozen=True, slots=True)
-class Matchers:
-    """The matchers of a selector. A series must fulfil all of them."""
-
-    each: tuple[tuple[str, str, str], ...]
-    """Name, operator (``= != =~ !~``) and value."""
-
-    def selects(self, series: Sequence[Labels]) -> list[bool]:
-        """Returns whether each series fulfils the matchers. Each pattern is compiled once, which may take 10 ms."""
-        held = [dict(labels) for labels in series]
-        selected = [True] * len(held)
-        for name, operator, wanted in self.each:
-            values = [labels.get(name, "") for labels in held]
-            fulfilled = _hold(operator, values, wanted)
-            selected = [both and one for both, one in zip(selected, fulfilled, strict=True)]
-        return selected
-
-    def of(self, query: RegisteredQuery) -> SeriesSelection | None:
-        equal = {name: value for name, operator, value in self.each if operator == "="}
-        return selection(query, equal.pop("__name__", None), equal)
-
-
-def _hold(operator: str, values: Sequence[str], wanted: str) -> list[bool]:
-    """Returns whether each value fulfils a matcher. An RE2 pattern matches whole values, in linear time.
-
-    Raises:
-        pa.ArrowInvalid: RE2 refuses the pattern.
-    """
-    if operator in ("=", "!="):
-        return [(value == wanted) == (operator == "=") for value in values]
-    distinct = list(dict.fromkeys(values))
-    found = pc.match_substring_regex(pa.array(distinct, pa.string()), f"^(?:{wanted})$").to_pylist()
-    matches = dict(zip(distinct, found, strict=True))
-    return [matches[value] == (operator == "=~") for value in values]
 
 
 def parse(text: str) -> Any:
@@ -143,22 +106,15 @@ def parse(text: str) -> Any:
 
 def matchers(selector: Any) -> Matchers:
     """Returns a selector's matchers. Raises PromqlError for a pattern that RE2 refuses."""
-    import promql_parser
-
-    op = promql_parser.MatchOp
-    # compared one by one: these operators have no hash
-    operators = ((op.Equal, "="), (op.NotEqual, "!="), (op.Re, "=~"), (op.NotRe, "!~"))
     if selector.matchers.or_matchers:
         raise PromqlError("`or` between matchers is not supported")
-    each = [
-        (m.name, next(sign for kind, sign in operators if kind == m.op), m.value) for m in selector.matchers.matchers
-    ]
+    each = [(m.name, SIGNS[str(m.op)], m.value) for m in selector.matchers.matchers]
     if selector.name is not None:
         each.insert(0, ("__name__", "=", selector.name))
     accepts_empty = True
     for _, operator, value in each:
         try:
-            accepts_empty &= _hold(operator, [""], value)[0]
+            accepts_empty &= hold(operator, [""], value)[0]
         except pa.ArrowInvalid as exc:
             raise PromqlError(f"{value[:200]!r} is no regular expression (RE2): {exc}") from None
     if accepts_empty:
@@ -202,9 +158,7 @@ def evaluate(tree: Any, reader: SeriesReader, axis: Axis, depth: int = 0) -> Sam
         case ast.VectorSelector():
             if tree.at is not None:
                 raise PromqlError("the modifier @ is not supported")
-            offset = tree.offset
-            by_ms = 0 if offset is None else round(offset.total_seconds() * 1000)
-            return reader.samples(matchers(tree), axis.shifted(by_ms))
+            return reader.samples(matchers(tree), _axis_of(tree, axis))
         case ast.BinaryExpr():
             left, right = (evaluate(side, reader, axis, depth + 1) for side in (tree.lhs, tree.rhs))
             return _binary(tree, left, right)
@@ -219,6 +173,12 @@ def evaluate(tree: Any, reader: SeriesReader, axis: Axis, depth: int = 0) -> Sam
     raise PromqlError(f"this expression is not supported; {ACCEPTED}")
 
 
+def _axis_of(selector: Any, axis: Axis) -> Axis:
+    """Returns the axis on which a selector is read, by its `offset`."""
+    offset = selector.offset
+    return axis if offset is None else axis.shifted(round(offset.total_seconds() * 1000))
+
+
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "+": np.add,
     "-": np.subtract,
@@ -228,55 +188,30 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def _binary(tree: Any, left: Samples | Scalar, right: Samples | Scalar) -> Samples | Scalar:
+    """Applies an operator. A comparison without `bool` returns the samples for which it holds, with their names."""
     operator, modifier = str(tree.op), tree.modifier
-    if operator in COMPARISONS:
-        with np.errstate(all="ignore"):
-            return _compared(COMPARISONS[operator], left, right, modifier)
-    if operator not in OPERATORS:
+    apply = COMPARISONS.get(operator, OPERATORS.get(operator))
+    if apply is None:
         accepted = ", ".join([*OPERATORS, *COMPARISONS])
         raise PromqlError(f"the operator {operator} is not supported; accepted are {accepted}")
-    apply = OPERATORS[operator]
+    filters = operator in COMPARISONS and not (modifier is not None and modifier.return_bool)
     with np.errstate(all="ignore"):
         if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
-            result: Scalar = apply(left, right)
-            return result
-        if isinstance(right, np.ndarray):
-            assert not isinstance(left, np.ndarray)
-            return _mapped(left, lambda values: apply(values, right))
-        if isinstance(left, np.ndarray):
-            return _mapped(right, lambda values: apply(left, values))
-        return _matched(left, right, modifier, apply)
+            if filters:
+                raise PromqlError("comparisons between scalars must use the modifier bool")
+            return np.asarray(apply(left, right), np.float64)
+        if isinstance(left, dict) and isinstance(right, dict):
+            both = (lambda a, b: np.where(apply(a, b), a, ABSENT)) if filters else apply
+            return _matched(left, right, modifier, both)
 
+        def applied(values: Scalar) -> Any:
+            return apply(values, right) if isinstance(left, dict) else apply(left, values)
 
-def _compared(
-    holds: Callable[[Any, Any], Any], left: Samples | Scalar, right: Samples | Scalar, modifier: Any
-) -> Samples | Scalar:
-    """Returns the samples for which a comparison holds; with `bool`, 1 or 0 for each sample."""
-    returns_bool = modifier is not None and modifier.return_bool
-    if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
-        if not returns_bool:
-            raise PromqlError("comparisons between scalars must use the modifier bool")
-        result: Scalar = holds(left, right).astype(np.float64)
-        return result
-    if returns_bool:
-        return _with_numbers(left, right, modifier, lambda a, b: holds(a, b).astype(np.float64))
-    if isinstance(left, np.ndarray):
-        assert not isinstance(right, np.ndarray)
-        return {labels: _marked(values, ~holds(left, values)) for labels, values in right.items()}
-    if isinstance(right, np.ndarray):
-        return {labels: _marked(values, ~holds(values, right)) for labels, values in left.items()}
-    return _matched(left, right, modifier, lambda a, b: np.where(holds(a, b), a, ABSENT))
-
-
-def _with_numbers(
-    left: Samples | Scalar, right: Samples | Scalar, modifier: Any, apply: Callable[[Any, Any], Any]
-) -> Samples:
-    if isinstance(right, np.ndarray):
-        assert not isinstance(left, np.ndarray)
-        return _mapped(left, lambda values: apply(values, right))
-    if isinstance(left, np.ndarray):
-        return _mapped(right, lambda values: apply(left, values))
-    return _matched(left, right, modifier, apply)
+        samples = left if isinstance(left, dict) else right
+        assert isinstance(samples, dict)
+        if filters:
+            return {labels: _marked(values, ~applied(values)) for labels, values in samples.items()}
+        return _mapped(samples, applied)
 
 
 def _aggregated(tree: Any, reader: SeriesReader, axis: Axis) -> Samples:
@@ -292,12 +227,15 @@ def _aggregated(tree: Any, reader: SeriesReader, axis: Axis) -> Samples:
         raise PromqlError(f"{operator} is not supported; accepted are {', '.join(AGGREGATIONS)}, topk and bottomk")
     samples = evaluate(selector, reader, axis)
     assert not isinstance(samples, np.ndarray)
+    modifier = tree.modifier
+    is_by = modifier is None or modifier.type == ast.AggModifierType.By
+    grouping = Grouping(frozenset(() if modifier is None else modifier.labels), is_by)
     groups: dict[Labels, list[tuple[Labels, Scalar]]] = {}
     for labels, values in samples.items():
-        groups.setdefault(_group(labels, tree.modifier), []).append((labels, values))
+        groups.setdefault(grouping.of(labels), []).append((labels, values))
     if operator in ("topk", "bottomk"):
         return _ranked(tree, groups, axis)
-    lacking = _lacking(selector, tree.modifier, samples, reader, axis) if operator != "count" else {}
+    lacking = _lacking(selector, grouping, samples, reader, axis) if operator != "count" else {}
     result: Samples = {}
     for group, series in groups.items():
         spend()
@@ -330,35 +268,36 @@ def _same_presence(there: npt.NDArray[np.bool_]) -> Iterator[tuple[npt.NDArray[n
 
 
 def _lacking(
-    selector: Any, modifier: Any, samples: Samples, reader: SeriesReader, axis: Axis
+    selector: Any, grouping: Grouping, samples: Samples, reader: SeriesReader, axis: Axis
 ) -> dict[Labels, npt.NDArray[np.bool_]]:
     """Returns, per group of a selector of bounds, the times at which a series has a value but no bound; bool per
     step.
     """
     result: dict[Labels, npt.NDArray[np.bool_]] = {}
     others = [m for m in matchers(selector).each if m[0] != "__name__"]
-    by_ms = 0 if selector.offset is None else round(selector.offset.total_seconds() * 1000)
     for name in dict.fromkeys(map(name_of, samples)):
         if not name.endswith(BOUNDS):
             continue
         wanted = Matchers((("__name__", "=", name.removesuffix(BOUNDS[0]).removesuffix(BOUNDS[1])), *others))
-        for labels, values in reader.samples(wanted, axis.shifted(by_ms)).items():
+        for labels, values in reader.samples(wanted, _axis_of(selector, axis)).items():
             labels = tuple((n, name if n == "__name__" else v) for n, v in labels)
             unknown = ~is_absent(values) & (is_absent(samples[labels]) if labels in samples else True)
-            group = _group(labels, modifier)
+            group = grouping.of(labels)
             result[group] = result.get(group, False) | unknown
     return result
 
 
-def _group(labels: Labels, modifier: Any) -> Labels:
-    import promql_parser as ast
+class Grouping(NamedTuple):
+    """The labels by which series are grouped: these ones, or all others except the name."""
 
-    if modifier is None:
-        return ()
-    names = frozenset(modifier.labels)
-    if modifier.type == ast.AggModifierType.By:
-        return tuple((n, v) for n, v in labels if n in names)
-    return tuple((n, v) for n, v in labels if n not in names and n != "__name__")
+    names: frozenset[str]
+    includes: bool
+
+    def of(self, labels: Labels) -> Labels:
+        """Returns the labels of a series' group."""
+        if self.includes:
+            return tuple((n, v) for n, v in labels if n in self.names)
+        return tuple((n, v) for n, v in labels if n not in self.names and n != "__name__")
 
 
 def _ranked(tree: Any, groups: Mapping[Labels, list[tuple[Labels, Scalar]]], axis: Axis) -> Samples:
@@ -367,7 +306,7 @@ def _ranked(tree: Any, groups: Mapping[Labels, list[tuple[Labels, Scalar]]], axi
 
     if not isinstance(tree.param, ast.NumberLiteral) or not tree.param.val >= 1:
         raise PromqlError(f"{tree.op} needs a number of at least 1, such as {tree.op}(5, flights:n)")
-    limit, sign = int(min(tree.param.val, MAX_RANKED)), -1.0 if str(tree.op) == "topk" else 1.0
+    limit, sign = np.floor(tree.param.val), -1.0 if str(tree.op) == "topk" else 1.0
     result: Samples = {}
     for series in groups.values():
         rows = np.stack([values for _, values in series])
@@ -394,30 +333,17 @@ def _matched(left: Samples, right: Samples, modifier: Any, apply: Callable[[Any,
     """
     import promql_parser as ast
 
-    on: frozenset[str] | None = None
-    ignoring: frozenset[str] = frozenset()
-    if modifier is not None:
-        if modifier.card != ast.VectorMatchCardinality.OneToOne:
-            raise PromqlError("group_left and group_right are not supported")
-        matching = modifier.matching
-        if matching is not None:
-            names = frozenset(matching.labels)
-            if matching.type == ast.LabelModifierType.Include:
-                on = names
-            else:
-                ignoring = names
-
-    def key(labels: Labels) -> Labels:
-        if on is not None:
-            return tuple((n, v) for n, v in labels if n in on)
-        return tuple((n, v) for n, v in labels if n != "__name__" and n not in ignoring)
-
+    if modifier is not None and modifier.card != ast.VectorMatchCardinality.OneToOne:
+        raise PromqlError("group_left and group_right are not supported")
+    matching = None if modifier is None else modifier.matching
+    is_on = matching is not None and matching.type == ast.LabelModifierType.Include
+    grouping = Grouping(frozenset(() if matching is None else matching.labels), is_on)
     sides: list[dict[Labels, Scalar]] = []
     for name, side in (("left", left), ("right", right)):
         by_group: dict[Labels, Scalar] = {}
         for labels, values in side.items():
             spend()
-            group = key(labels)
+            group = grouping.of(labels)
             if group in by_group and not (is_absent(values) | is_absent(by_group[group])).all():
                 raise PromqlError(
                     f"found duplicate series for the match group {dict(group)} on the {name} hand-side of the"

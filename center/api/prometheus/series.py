@@ -11,33 +11,35 @@ window lacks it: a group without records in the newest window is not shown with 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
-import threading
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, assert_never, get_args
+from typing import Any, assert_never, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
-from cachetools import LRUCache
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from center.results import AnswerRecord, ResultStore
+from center.serving.byte_cache import ByteCache
 from center.serving.measures import NO_QUESTIONS, MeasureQuestions
-from center.serving.render import answer_rows, merged_data, statement_of
+from center.serving.render import EvaluatedAnswer, answer_rows, merged_data, statement_of
 from center.serving.totals import answer_totals
 from edgewater.answers import Phase
 from edgewater.answers.cells import IntervalPart, ItemsPart, KeyedPart, ListPart, NumberPart, Part, interval_columns
 from edgewater.answers.work import spend
-from edgewater.model.errors import Overspent
-from edgewater.model.float_bounds import Side, side_of, to_float
+from edgewater.base.errors import Overspent
+from edgewater.base.float_bounds import Side, side_of, to_float
 from edgewater.model.json_types import IntervalCell
 from edgewater.model.key_texts import key_text, label_names
+from edgewater.model.own_columns import OWN_COLUMNS
 from edgewater.model.registered_query import RegisteredQuery
+from edgewater.model.replies import Members
 from edgewater.model.table_texts import plain_key
 from edgewater.model.windows import TimeWindow
-from edgewater.synopses import Estimates, GroupedAggregate
+from edgewater.synopses import Estimates
 from edgewater.synopses.shapes import Label
 
 Labels = tuple[tuple[str, str], ...]
@@ -45,17 +47,21 @@ Labels = tuple[tuple[str, str], ...]
 Samples = dict[Labels, npt.NDArray[np.float64]]
 """By series, float64, a value per step; `ABSENT` for a step without a sample."""
 
-CACHE_BYTES = 32 << 20
+CACHE_BYTES = 32 << 20  # limit: memory of samples
+"""A limit of the memory for samples of all requests."""
 SAMPLE_BYTES = 400
 """Approximate size of a sample with its labels."""
 MAX_POINTS = 11_000
-"""Maximum number of steps of a request."""
+"""The limit of Prometheus for the steps of a request."""
 MAX_SERIES = 1_000
-"""Maximum number of series of one query in a request."""
+"""Series of one query in a request: a limit of the memory of a request."""
 MIN_LOOKBACK_MS = 300_000
-PAGE = 25
+"""The lookback of Prometheus."""
+PAGE = 25  # limit: memory of a request
+"""Answers that are read at a time: a limit of the memory of a request."""
 RESERVED = frozenset({"__name__", *get_args(Label)})
-DESCRIBING = ("completeness", "staleness_seconds", "contract_met", "phase", "exactly_once")
+SERIES = {name: column for name, column in OWN_COLUMNS.items() if column.is_series}
+DESCRIBING = (*SERIES, "staleness_seconds", "contract_met", "phase", "exactly_once")
 
 log = logging.getLogger(__name__)
 
@@ -76,25 +82,9 @@ class Axis:
         return Axis(self.start_ms - by_ms, self.end_ms - by_ms, self.step_ms)
 
 
-class SamplesCache:
-    """Samples of answers, for the repeated requests of dashboards. Thread-safe.
-
-    A value depends only on its key: an answer's data never change, only the number of records that came later.
-    """
-
-    def __init__(self) -> None:
-        self._kept: LRUCache[Hashable, dict[Labels, float]] = LRUCache(
-            CACHE_BYTES, getsizeof=lambda made: 1024 + SAMPLE_BYTES * len(made)
-        )
-        self._lock = threading.Lock()
-
-    def get(self, key: Hashable) -> dict[Labels, float] | None:
-        with self._lock:
-            return self._kept.get(key)
-
-    def keep(self, key: Hashable, made: dict[Labels, float]) -> None:
-        with self._lock, contextlib.suppress(ValueError):  # larger than the whole cache
-            self._kept[key] = made
+def samples_cache() -> ByteCache:
+    """Returns a cache of samples of answers, for the repeated requests of dashboards."""
+    return ByteCache(CACHE_BYTES, lambda made: SAMPLE_BYTES * len(made))
 
 
 @dataclass(slots=True)
@@ -110,10 +100,10 @@ class SeriesReader:
 
     results: ResultStore
     queries: tuple[RegisteredQuery, ...]
-    cache: SamplesCache
+    cache: ByteCache
     warnings: list[str] = field(default_factory=list)
 
-    def samples(self, wanted: Wanted, axis: Axis) -> Samples:
+    def samples(self, wanted: Matchers, axis: Axis) -> Samples:
         """Returns the selected series on an axis; `ABSENT` for a step without a sample.
 
         Raises:
@@ -218,10 +208,7 @@ class SeriesReader:
         """Returns the samples of an answer. If its data cannot be evaluated, they are omitted with a warning."""
         key = record.answer_id, selection
         try:
-            made = self.cache.get(key)
-            if made is None:
-                self.cache.keep(key, made := self._made(query, record, selection))
-            return made
+            return self.cache.get(key, lambda: self._made(query, record, selection))
         except Exception as exc:
             where = f"query {query.key}, window at {record.window_start_ms}, revision {record.revision}"
             log.exception("%s: its data cannot be evaluated", where)
@@ -234,15 +221,19 @@ class SeriesReader:
         name, found = query.ref.name, dict[Labels, float]()
         if selection.describes:
             stated = statement_of(record, query.spec, rows, selection.questions, merged)
+            totals = answer_totals(record, query.spec, NO_QUESTIONS, merged)
+            members = cast(Members, EvaluatedAnswer(record, rows, stated, totals, merged).members())
+            own = (column.read(members) for column in SERIES.values() if column.read is not None)
             described = (
-                record.facts.ratio,
+                *(None if number is None else float(number) for number in own),
                 record.staleness_ms / 1000,
                 float(stated.contract.met),
                 _phase_number(record.phase),
                 float(not record.facts.deliveries),
             )
-            for measure, cell in totals_of(query, record, merged).items():
-                _add_interval(found, f"{name}:{measure}", {}, cell)
+            one = set(query.spec.shown) if query.spec.group_by else set()  # quantiles have no series of all groups
+            for measure, cell in ((name, cell) for name, cell in totals.total.items() if name in one):
+                _add_interval(found, f"{name}:{all_groups(query)}:{measure}", {}, cell)
             for suffix, number in zip(describing(query), described, strict=True):
                 _add(found, f"{name}:{suffix}", {}, number)
         if not selection.measures:
@@ -251,7 +242,7 @@ class SeriesReader:
         keys = zip(*(column.to_pylist() for column in rows.groups.values()), strict=True) if names else ()
         groups = [dict(zip(names, map(key_text, key), strict=True)) for key in keys] if names else [{}] * rows.length
         for values in rows.values:
-            for at, part in enumerate(values.parts):
+            for at, part in enumerate(values.shown):
                 _add_part(found, f"{name}:{values.measure}", groups, part, at == 0)
         return found
 
@@ -273,16 +264,44 @@ class SeriesSelection:
 ALL = SeriesSelection()
 
 
-class Wanted(Protocol):
-    """The part of each query that a selector needs."""
+@dataclass(frozen=True, slots=True)
+class Matchers:
+    """The matchers of a selector. A series must fulfil all of them."""
+
+    each: tuple[tuple[str, str, str], ...]
+    """Name, operator (``= != =~ !~``) and value."""
+
+    def selects(self, series: Sequence[Labels]) -> list[bool]:
+        """Returns whether each series fulfils the matchers. Each pattern is compiled once, which may take 10 ms."""
+        held = [dict(labels) for labels in series]
+        selected = [True] * len(held)
+        for name, operator, wanted in self.each:
+            values = [labels.get(name, "") for labels in held]
+            fulfilled = hold(operator, values, wanted)
+            selected = [both and one for both, one in zip(selected, fulfilled, strict=True)]
+        return selected
 
     def of(self, query: RegisteredQuery) -> SeriesSelection | None:
         """Returns the part of a query that has to be evaluated; None: no part."""
+        equal = {name: value for name, operator, value in self.each if operator == "="}
+        return _selection(query, equal.pop("__name__", None), equal)
 
-    def selects(self, series: Sequence[Labels]) -> list[bool]: ...
+
+def hold(operator: str, values: Sequence[str], wanted: str) -> list[bool]:
+    """Returns whether each value fulfils a matcher. An RE2 pattern matches whole values, in linear time.
+
+    Raises:
+        pa.ArrowInvalid: RE2 refuses the pattern.
+    """
+    if operator in ("=", "!="):
+        return [(value == wanted) == (operator == "=") for value in values]
+    distinct = list(dict.fromkeys(values))
+    found = pc.match_substring_regex(pa.array(distinct, pa.string()), f"^(?:{wanted})$").to_pylist()
+    matches = dict(zip(distinct, found, strict=True))
+    return [matches[value] == (operator == "=~") for value in values]
 
 
-def selection(query: RegisteredQuery, name: str | None, labels: Mapping[str, str]) -> SeriesSelection | None:
+def _selection(query: RegisteredQuery, name: str | None, labels: Mapping[str, str]) -> SeriesSelection | None:
     """Returns the part of a query with the series of this name (None: any) and these labels; None: no part has them."""
     groups = tuple(
         (column, (labels[column],))
@@ -296,31 +315,21 @@ def selection(query: RegisteredQuery, name: str | None, labels: Mapping[str, str
         return None
     if rest in describing(query) or rest.startswith(f"{all_groups(query)}:"):
         return SeriesSelection(measures=False)
-    known = [m.name for m in query.spec.measures]
-    measures = tuple(m for m in known if rest in (m, f"{m}_lower", f"{m}_upper") or rest.startswith(f"{m}:"))
+    measures = tuple(m for m in query.spec.shown if rest in (m, f"{m}_lower", f"{m}_upper") or rest.startswith(f"{m}:"))
     return SeriesSelection(MeasureQuestions(groups=groups, measures=measures), describes=False) if measures else None
 
 
 def describing(query: RegisteredQuery) -> tuple[str, ...]:
     """Returns the names of the series that describe answers. If a measure has the same name, a prefix is added."""
-    taken = {m.name for m in query.spec.measures}
-    return tuple(f"answer_{suffix}" if suffix in taken else suffix for suffix in DESCRIBING)
+    return tuple(f"answer_{suffix}" if suffix in query.spec.shown else suffix for suffix in DESCRIBING)
 
 
 def all_groups(query: RegisteredQuery) -> str:
     """Returns the prefix of the series of totals. It differs from the names of measures."""
-    return "answer_all" if any(m.name == "all" for m in query.spec.measures) else "all"
+    return "answer_all" if "all" in query.spec.shown else "all"
 
 
-def totals_of(query: RegisteredQuery, record: AnswerRecord, merged: GroupedAggregate | None) -> dict[str, IntervalCell]:
-    """Returns the totals of an answer by the name of the series. Without groups, the measures are the totals."""
-    if not query.spec.group_by:
-        return {}
-    totals = answer_totals(record, query.spec, NO_QUESTIONS, merged).total
-    return {f"{all_groups(query)}:{name}": cell for name, cell in totals.items()}
-
-
-FOREVER_MS = 1 << 62
+FOREVER_MS = 1 << 62  # format: above all times
 ABSENT = float(np.frombuffer(np.uint64(0x7FF0000000000002).tobytes(), np.float64)[0])
 """Prometheus' staleness marker: a NaN that is no value."""
 

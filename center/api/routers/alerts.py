@@ -6,33 +6,27 @@ from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from center.api.access import IN_TURN, READS, Caller, require
 from center.api.bodies import read_document, read_typed_body
 from center.api.measure_models import ApiModel
-from center.api.openapi import OpenApi, problems
+from center.api.openapi import json_body, problems
 from center.api.services import Center, Services
 from center.api.time_params import FromParams
 from center.sinks import read_definition
-from center.sinks.alert_check import RuleReport, check_rules
+from center.sinks.alert_check import RuleCheck, check_rules
 from center.sinks.alert_states import RuleState, saved_states
 from center.sinks.alert_targets import AlertState
-from center.sinks.alerts import AlertsConfig, stated
-from edgewater.model.errors import InvalidConfig, InvalidRequest
-from edgewater.model.timestamps import rfc3339
+from center.sinks.alerts import AlertsConfig
+from edgewater.base.errors import InvalidConfig, InvalidRequest
+from edgewater.model.json_types import Document
 
 router = APIRouter(prefix="/v1/alerts", tags=["sinks"])
-_EXAMPLE = {
+_EXAMPLE: Document = {
     "kind": "alerts",
     "targets": {"oncall": {"alertmanager": {"url": "http://127.0.0.1:9093"}}},
     "rules": [{"alert": "many", "query": "flights", "certainly": "n > 100"}],
-}
-_BODY: OpenApi = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": {"type": "object"}, "example": _EXAMPLE}},
-    }
 }
 
 
@@ -59,54 +53,6 @@ class SinkRule(RuleState):
 
 class RuleList(ApiModel):
     rules: list[SinkRule]
-
-
-class CheckedAlert(ApiModel):
-    """An alert that would have begun to fire, or would have been resolved."""
-
-    status: str
-    at: str
-    """When the answer was given."""
-    labels: dict[str, str]
-    details: dict[str, JsonValue]
-
-
-class CheckedRule(ApiModel):
-    """A rule, and what it would have done."""
-
-    rule: str
-    query: str
-    condition: str
-    problem: str | None
-    """Why it cannot be evaluated."""
-    fired: int
-    """How often an alert would have begun to fire."""
-    changes: list[CheckedAlert]
-    """The first 100."""
-
-    @classmethod
-    def of(cls, report: RuleReport) -> CheckedRule:
-        rule, changes = report.rule, []
-        for change in report.transitions:
-            alert = stated(rule, change.alert, change.status)
-            at, details = rfc3339(change.at_ms), dict(alert["details"])
-            changes.append(CheckedAlert(status=alert["status"], at=at, labels=alert["labels"], details=details))
-        return cls(
-            rule=rule.name,
-            query=rule.query,
-            condition=rule.text,
-            problem=report.problem or None,
-            fired=report.fired,
-            changes=changes,
-        )
-
-
-class RuleCheck(ApiModel):
-    rules: list[CheckedRule]
-    answers: int
-    """Answers that were evaluated: the newest stored revision of each window."""
-    is_whole: bool
-    """Whether these are all. Otherwise later ones were left out."""
 
 
 @router.get("", dependencies=[READS, IN_TURN], summary="The alerts that fire or are pending")
@@ -138,7 +84,7 @@ def rules(center: Center, caller: Caller) -> RuleList:
     dependencies=[READS, IN_TURN],
     summary="What rules would have done on the stored answers",
     responses=problems(404, 408, 413, 415, 422),
-    openapi_extra=_BODY,
+    openapi_extra=json_body(_EXAMPLE),
 )
 async def check(request: Request, params: Annotated[FromParams, Query()], center: Center) -> RuleCheck:
     """Evaluates the definition of a sink of the kind `alerts`. Defines nothing and notifies nobody."""
@@ -158,13 +104,10 @@ def _check(request: Request, center: Services, body: bytes, content_type: str, s
         raise InvalidRequest("kind", document.get("kind") if isinstance(document, dict) else None, "alerts")
     for query in sorted(options.reads):
         require(request, "reader", query)
-    report = check_rules(
+    return check_rules(
         [section.rule() for section in options.rules],
         center.catalog,
         center.results,
         start_ms=start_ms,
         now_ms=center.now_ms,
-    )
-    return RuleCheck(
-        rules=[CheckedRule.of(rule) for rule in report.rules], answers=report.answers, is_whole=report.is_whole
     )

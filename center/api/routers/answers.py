@@ -13,27 +13,27 @@ from starlette.responses import Response
 from center.api.access import IN_TURN, READS_QUERY, caller
 from center.api.answer_cache import Page, entity_tag
 from center.api.models import Answer, AnswerList, AnswerPage, Revisions
-from center.api.negotiation import matches
+from center.api.negotiation import matches, negotiate
 from center.api.openapi import answers as answer_responses
 from center.api.openapi import problems
 from center.api.problems import HttpProblem, problem_response
 from center.api.query_params import AnswerParams
 from center.api.routers.queries import query_status
 from center.api.services import Center, Services
-from center.api.time_params import Time
-from center.api.versions import clipped, version_with, versions_of
+from center.api.time_params import EndTime, Time, time_text
+from center.api.versions import Version, clipped, version_with, versions_of
 from center.results import AnswerRecord, read_cursor
 from center.serving.measures import MeasureQuestions
 from edgewater.answers import Phase
-from edgewater.model.errors import InvalidRequest, NotFound
+from edgewater.base.errors import InvalidRequest, NotFound
+from edgewater.base.streams import MIN_TIME_MS
+from edgewater.base.timestamps import rfc3339
 from edgewater.model.json_types import as_document
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.streams import MIN_TIME_MS
 from edgewater.model.table_texts import JSON
-from edgewater.model.timestamps import rfc3339
 
-MAX_LIMIT = 1_000
-PAGE_BYTES = 4 << 20
+MAX_LIMIT = 1_000  # limit: size of a page
+PAGE_BYTES = 4 << 20  # limit: memory of a page
 """A page ends after this many bytes of synopses, before its `limit`. Rendered answers are about ten times larger."""
 MAX_NAMED = 3
 """Number of edges that a problem names."""
@@ -44,11 +44,6 @@ IMMUTABLE_SHORT = "private, max-age=60, immutable"
 """For URLs without the query's version. Another query may be registered under the name after a deletion."""
 
 router = APIRouter(prefix="/v1/queries/{name}", tags=["answers"])
-
-
-Version = Annotated[
-    int | None, Field(ge=1, le=1 << 31, description="Only answers of this version of the query. Default: of all.")
-]
 
 
 class LatestParams(AnswerParams):
@@ -62,7 +57,7 @@ class RangeParams(AnswerParams):
 
     start: Time | None = None
     """Inclusive."""
-    end: Time | None = None
+    end: EndTime = None
     """Exclusive."""
     limit: Annotated[int, Field(ge=1, le=MAX_LIMIT)] = 100
     """Windows at most; large answers make pages shorter."""
@@ -102,11 +97,9 @@ def windows(name: str, params: Annotated[RangeParams, Query()], request: Request
     query: a page has the windows of one version, and ends at the border to the next version. Earlier versions that
     cannot answer the questions are omitted, such as versions without a measure.
     """
-    if params.start is not None and params.end is not None and params.end < params.start:
-        raise InvalidRequest("end", rfc3339(params.end), f"a time not before start, {rfc3339(params.start)}")
     query, records, cursor = _read_page(center, _asked(versions_of(center, name, params.version), params), params)
     questions = params.questions(query.spec)
-    page = Page(shown(params.start), shown(params.end), params.limit, cursor)
+    page = Page(time_text(params.start), time_text(params.end), params.limit, cursor)
     return respond(request, center, query, records, questions, params, page=page)
 
 
@@ -185,7 +178,7 @@ def window(
     """
     query = version_with(versions_of(center, name, params.version), start)
     questions = params.questions(query.spec)
-    revision = params.revision or _revisions(center, query, start)[-1]
+    revision = params.revision or revisions_of(center, query, start)[-1]
     record = center.results.answer(query.ref, start, revision)
     cache = CHANGING
     if params.revision is not None:
@@ -203,7 +196,7 @@ def window(
 )
 def revisions(name: str, start: Time, center: Center) -> Revisions:
     query = version_with(versions_of(center, name, None), start)
-    return Revisions(query=name, window_start=rfc3339(start), revisions=_revisions(center, query, start))
+    return Revisions(query=name, window_start=rfc3339(start), revisions=revisions_of(center, query, start))
 
 
 def _asked(versions: Sequence[RegisteredQuery], params: AnswerParams) -> list[RegisteredQuery]:
@@ -237,7 +230,8 @@ def _read_page(
     return versions[-1], [], None
 
 
-def _revisions(center: Services, query: RegisteredQuery, start_ms: int) -> list[int]:
+def revisions_of(center: Services, query: RegisteredQuery, start_ms: int) -> list[int]:
+    """Returns the revisions of a window, ascending. Raises NotFound if it has no answer."""
     revisions = center.results.revisions(query.ref, start_ms)
     if not revisions:
         raise NotFound(f"query {query.ref.name}: no window that starts at {rfc3339(start_ms)} has an answer")
@@ -262,7 +256,7 @@ def respond(
     Args:
         made_by: of answers that no store has, all that they depend on besides the stored answers.
     """
-    form = params.form(request.headers.get("accept"))
+    form = negotiate(request.headers.get("accept"), params.format)
     if params.require is not None:
         _require_complete(records)
     etag = entity_tag(query, records, questions, page, f"{form} {made_by}")
@@ -286,7 +280,3 @@ def _require_complete(records: Sequence[AnswerRecord]) -> None:
             lacking = f" of {', '.join(edges[:MAX_NAMED])}{', …' if len(edges) > MAX_NAMED else ''}" if edges else ""
             text = f"the answer to the window at {rfc3339(record.window_start_ms)} may lack records{lacking}"
             raise HttpProblem("incomplete", ": ".join([text, *filter(None, ["; ".join(facts.reasons)])]))
-
-
-def shown(millis: int | None) -> str | None:
-    return None if millis is None else rfc3339(millis)

@@ -8,8 +8,8 @@ from center.api.access import ADMINISTERS, IN_TURN, READS
 from center.api.models import edge_json
 from center.api.openapi import problems
 from center.api.services import Center
+from edgewater.base.streams import EdgeId
 from edgewater.model.replies import Edge, EdgeList
-from edgewater.model.streams import EdgeId
 
 router = APIRouter(prefix="/v1/edges", tags=["edges"])
 

@@ -7,39 +7,35 @@ from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, JsonValue
 
 from center.api.access import IN_TURN, READS_QUERY
 from center.api.edge_progress import edge_state, watermark
-from center.api.explain_models import (
-    CompletenessMatrix,
-    EdgeBudget,
-    Explanation,
-    QueryBudget,
-)
-from center.api.measure_models import ApiModel, WindowRange
+from center.api.measure_models import ApiModel, Rfc3339
 from center.api.openapi import problems
 from center.api.query_params import QuestionParams
+from center.api.routers.answers import revisions_of
 from center.api.services import Center, Services
-from center.api.time_params import Time
-from center.api.versions import clipped, version_with, versions_of
+from center.api.time_params import EndTime, Time, border
+from center.api.versions import Version, clipped, version_with, versions_of
 from center.budgets import BudgetAllocator, Holding, error_limits
 from center.results import AnswerRecord, as_far_as_readable
-from center.serving.explanation import EdgeStatement, edge_statements, explain_value, value_of_group
+from center.serving.explanation import NOTHING_STATED, edge_statements, explain_value, value_of_group
 from edgewater.answers import Cause
+from edgewater.base.errors import InvalidRequest
+from edgewater.base.streams import MAX_TIME_MS, EdgeId
+from edgewater.base.timestamps import rfc3339
+from edgewater.model.computed import ComputedValue
 from edgewater.model.edge_records import expected_edges
-from edgewater.model.errors import InvalidRequest, NotFound
 from edgewater.model.json_types import as_document
 from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.replies import ExplainedEdge, ExplainedRevision, Sides
-from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, EdgeId
-from edgewater.model.timestamps import rfc3339
+from edgewater.model.replies import ExplainedEdge, ExplainedRevision, Explanation, Sides
 
 MAX_REVISIONS = 20
 """Maximum number of revisions of a window that an explanation evaluates."""
-MAX_WINDOWS = 1_000
+MAX_WINDOWS = 1_000  # limit: size of a reply
 
 router = APIRouter(prefix="/v1/queries/{name}", tags=["answers"])
 
@@ -56,10 +52,11 @@ class MatrixParams(ApiModel):
 
     start: Time | None = None
     """Inclusive."""
-    end: Time | None = None
+    end: EndTime = None
     """Exclusive."""
     limit: Annotated[int, Field(ge=1, le=MAX_WINDOWS)] = 120
     """The last windows of the range, at most."""
+    version: Version = None
 
 
 @router.get(
@@ -82,66 +79,72 @@ def _explained(name: str, start: Time, params: ExplainParams, center: Services) 
     query = version_with(versions_of(center, name, None), start)
     measure = _measure(params, query.spec)
     questions = params.questions(query.spec)
-    revisions = center.results.revisions(query.ref, start)
-    if not revisions:
-        raise NotFound(f"query {name}: no window that starts at {rfc3339(start)} has an answer")
+    revisions = revisions_of(center, query, start)
     record = center.results.answer(query.ref, start, params.revision or revisions[-1])
     value = explain_value(record, query.spec, measure, questions)
     history = list[ExplainedRevision]()
     for revision in revisions[-MAX_REVISIONS:]:
         other = center.results.answer(query.ref, start, revision)
-        cell = as_far_as_readable(lambda r: value_of_group(r, query.spec, measure, questions, value.group), other)
+        cell = as_far_as_readable(lambda r: value_of_group(r, query.spec, measure, questions, value["group"]), other)
         given_at = rfc3339(other.answered_at_ms)
         history.append({"revision": revision, "phase": other.phase.value, "given_at": given_at, **cell})
-    return Explanation(
-        query=name,
-        window=WindowRange(start=rfc3339(record.window_start_ms), end=rfc3339(record.window_end_ms)),
-        phase=record.phase.value,
-        revision=record.revision,
-        given_at=rfc3339(record.answered_at_ms),
-        measure=measure.name,
-        value=value.name,
-        group=dict(value.group),
-        groups=value.groups,
-        **value.cell,
-        confidence=value.confidence,
-        parts=list(value.parts),
-        edges=_edges(center, query, record, measure),
-        revisions=history,
-        contract=as_document(value.contract),
-        coverage=value.coverage,
-    )
+    return {
+        "query": name,
+        "window": {"start": rfc3339(record.window_start_ms), "end": rfc3339(record.window_end_ms)},
+        "phase": record.phase.value,
+        "revision": record.revision,
+        "given_at": rfc3339(record.answered_at_ms),
+        "measure": measure.name,
+        **value,
+        "edges": _edges(center, query, record, measure),
+        "revisions": history,
+    }
 
 
-def _measure(params: ExplainParams, spec: QuerySpec) -> Measure:
-    names = [m.name for m in spec.measures]
-    if len(params.measure) > 1 or any(name not in names for name in params.measure):
-        raise InvalidRequest("measure", params.measure, f"one of {', '.join(names)}")
-    return spec.measures[names.index(params.measure[0])] if params.measure else spec.measures[0]
+def _measure(params: ExplainParams, spec: QuerySpec) -> Measure | ComputedValue:
+    name = params.measure[0] if params.measure else spec.shown[0]
+    if len(params.measure) > 1 or name not in spec.shown:
+        raise InvalidRequest("measure", params.measure, f"one of {', '.join(spec.shown)}")
+    return next(each for each in spec.values if each.name == name)
 
 
-def _edges(center: Services, query: RegisteredQuery, record: AnswerRecord, measure: Measure) -> list[ExplainedEdge]:
+def _edges(
+    center: Services, query: RegisteredQuery, record: AnswerRecord, measure: Measure | ComputedValue
+) -> list[ExplainedEdge]:
     stated = edge_statements(record, measure)
     known = {e.edge: e for e in center.catalog.edges.all()}
     rates = center.catalog.budgets.sampling_rates().get(query.ref, {})
     until = record.facts.edges.closed_until_ms or {}
     now_ms, shown = center.now_ms(), list[ExplainedEdge]()
     for edge in sorted({*stated, *expected_edges(query.spec, known.values())}):
-        found, statement = known.get(EdgeId(edge)), stated.get(edge, EdgeStatement())
+        found, statement = known.get(EdgeId(edge)), stated.get(edge, NOTHING_STATED)
         # The answer may contain frames that are newer than the last heartbeat.
-        closed_ms = record.window_end_ms if statement.closed else until.get(edge)
+        closed_ms = record.window_end_ms if statement["closed"] else until.get(edge)
         heard_ms = found.watermarks.get(query.spec.stream) if found else None
         shown.append({
             "edge": edge,
             "state": edge_state(found, now_ms) if found else "never_connected",
             **watermark(max((t for t in (closed_ms, heard_ms) if t is not None), default=None)),
-            "closed": statement.closed,
-            "closed_until": statement.closed_until,
-            "late": statement.late,
-            "withheld": statement.withheld,
+            **statement,
             "rate": rates.get(EdgeId(edge)),
         })  # fmt: skip
     return shown
+
+
+class CompletenessMatrix(ApiModel):
+    """A character per window, of each edge and of the phases."""
+
+    query: str
+    windows: list[Rfc3339]
+    """Starts, ascending."""
+    edges: dict[str, str] = Field(examples=[{"jfk": "cccm"}])
+    """`c`: closed with all its records; `m`: missing; `i`: input may be lost; `s`: state lost; `l`: left; `-`: was not
+    expected; `?`: unknown."""
+    phases: str = Field(examples=["ffce"])
+    """`e`: early, `c`: complete, `f`: final."""
+    ratios: list[float]
+    earlier: bool
+    """The range has earlier windows, beyond `limit`."""
 
 
 @router.get(
@@ -152,9 +155,7 @@ def _edges(center: Services, query: RegisteredQuery, record: AnswerRecord, measu
 )
 def completeness(name: str, params: Annotated[MatrixParams, Query()], center: Center) -> CompletenessMatrix:
     """Returns the newest answer of each window, by edge. Windows without an answer are not listed."""
-    if params.start is not None and params.end is not None and params.end < params.start:
-        raise InvalidRequest("end", rfc3339(params.end), f"a time not before start, {rfc3339(params.start)}")
-    versions = versions_of(center, name, None)
+    versions = versions_of(center, name, params.version)
     query, records, earlier = versions[-1], list[AnswerRecord](), False
     for version in reversed(versions):
         start, end = clipped(version, params.start, params.end)
@@ -193,6 +194,51 @@ def _state(record: AnswerRecord, closed: frozenset[str] | None, edge: str) -> st
     return "c" if edge in closed else "-"
 
 
+class PendingGrant(ApiModel):
+    shares: dict[str, float]
+    from_: Rfc3339 | None = Field(alias="from")
+    """First slice to which it applies. Null: all slices."""
+
+
+class EdgeBudget(ApiModel):
+    """An edge's part of a query's error budget, per measure."""
+
+    edge: str
+    granted: dict[str, float] | None = None
+    """The last granted share. Null: none yet."""
+    in_force: dict[str, float] | None = None
+    """The most that it may withhold of a new slice, without what is pending. Null: unknown."""
+    pending: PendingGrant | None = None
+    """A granted, unconfirmed share. It counts in addition."""
+    from_: Rfc3339 | None = Field(default=None, alias="from")
+    """First slice of `in_force`. Null: all slices."""
+    heard_at: Rfc3339 | None = None
+    """Of its last report."""
+    withheld_last: dict[str, Sides] | None
+    """What it withholds of the last window that has an answer. Null: unknown."""
+    rate: float | None
+    """As in an explanation."""
+    wire_bytes: int
+    """Applied so far."""
+
+
+class QueryBudget(ApiModel):
+    """A query's error budget and how it is divided."""
+
+    query: str
+    budget: JsonValue
+    """As registered."""
+    limits: dict[str, float]
+    """Per measure; in its unit."""
+    divided: list[str]
+    """Measures whose limit the edges share; each may use the others in full."""
+    sums: dict[str, float]
+    """Per divided measure, the most that all edges together may withhold of a new slice; never more than the limit."""
+    window: Rfc3339 | None
+    """The window of `withheld_last`."""
+    edges: list[EdgeBudget]
+
+
 @router.get(
     "/budget", dependencies=[READS_QUERY, IN_TURN], responses=problems(404), summary="How the error budget is divided"
 )
@@ -220,7 +266,7 @@ def budget(name: str, center: Center) -> QueryBudget:
             _edge_budget(
                 edge,
                 allocator.holdings.get(edge),
-                {name: by_edge[edge].withheld for name, by_edge in stated.items() if edge in by_edge},
+                {name: by_edge[edge]["withheld"] for name, by_edge in stated.items() if edge in by_edge},
                 rates.get(edge),
                 shipped[edge]["wire_bytes"] if edge in shipped else 0,
             )
@@ -237,13 +283,9 @@ def _edge_budget(
     stated = {} if holding is None else {
         "granted": dict(holding.grant.shares) if holding.grant.version else None,
         "in_force": dict(holding.last.shares),
-        "pending": pending and {"shares": dict(pending.shares), "from": _time(pending.from_ms)},
-        "from": _time(holding.last.from_ms),
-        "heard_at": _time(holding.reported_at_ms) if holding.reported_at_ms else None,
+        "pending": pending and {"shares": dict(pending.shares), "from": border(pending.from_ms)},
+        "from": border(holding.last.from_ms),
+        "heard_at": border(holding.reported_at_ms) if holding.reported_at_ms else None,
     }  # fmt: skip
     rest = {"edge": edge, "withheld_last": known, "rate": rate, "wire_bytes": wire_bytes}
     return EdgeBudget.model_validate({**stated, **rest})
-
-
-def _time(millis: int) -> str | None:
-    return None if millis <= MIN_TIME_MS or millis >= MAX_TIME_MS else rfc3339(millis)

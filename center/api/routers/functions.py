@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from fastapi import APIRouter
 
 from center.api.access import READS
-from center.api.explain_models import FunctionEntry, FunctionList, FunctionParameter
+from center.api.measure_models import ApiModel
 from edgewater.synopses import REQUIRED, Function, RowSampleStack, SampleStack, function_named, function_names, plugins
 
 router = APIRouter(prefix="/v1/functions", tags=["queries"])
+
+
+class FunctionParameter(ApiModel):
+    name: str
+    default: Any
+    """Null: it is required."""
+    accepted: str
+
+
+class FunctionEntry(ApiModel):
+    """A function that a query's measure may call."""
+
+    name: str
+    argument: Literal["none", "optional", "required", "rows"]
+    types: list[str]
+    """Of the argument."""
+    parameters: list[FunctionParameter]
+    goals: list[str]
+    """Accuracy goals that it accepts in place of parameters."""
+    interval: Literal["exact", "sketch", "sample"] | None
+    """Where its own error comes from. `exact`: there is none but rounding. Null: unknown."""
+    error_budget: Literal["sum", "extremum"] | None
+    """How an error budget divides among edges: in shares, or each uses it in full. Null: it takes none."""
+    origin: str
+
+
+class FunctionList(ApiModel):
+    functions: list[FunctionEntry]
 
 
 @router.get("", dependencies=[READS], summary="The functions that measures may call")

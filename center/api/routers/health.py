@@ -11,7 +11,7 @@ from center.api.models import ComponentReadiness, Readiness
 from center.api.services import Center, Services
 from center.catalog import COMPONENTS, component_status
 from center.sinks import SinkStatus
-from edgewater.model.errors import EdgewaterError, StorageError
+from edgewater.base.errors import EdgewaterError, StorageError
 from edgewater.model.registered_query import query_key
 from edgewater.runtime.health import metrics_response
 
@@ -55,13 +55,8 @@ async def _may_read_all(request: Request, center: Services) -> bool:
 
 def _without_details(readiness: Readiness) -> Readiness:
     """Returns which components are not ready, without addresses and reasons, which may quote a database's message."""
-    known = readiness.components
-    components = {
-        name: ComponentReadiness(
-            ready=c.ready, reason=None, address=None, instances=c.instances, leader=None, standbys=c.standbys
-        )
-        for name, c in known.items()
-    }
+    hidden = {"reason": None, "address": None, "leader": None}
+    components = {name: c.model_copy(update=hidden) for name, c in readiness.components.items()}
     return Readiness(
         ready=readiness.ready, missing=[m.partition(":")[0] for m in readiness.missing], components=components
     )

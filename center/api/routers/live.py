@@ -21,7 +21,7 @@ from center.api.openapi import Responses, problems
 from center.api.query_params import QuestionParams
 from center.api.services import Center, Services
 from edgewater.answers import Phase
-from edgewater.model.errors import EdgewaterError, InvalidRequest, NotFound
+from edgewater.base.errors import EdgewaterError, InvalidRequest, NotFound, StorageError
 from edgewater.model.registered_query import RegisteredQuery
 
 EXAMPLE = """\
@@ -60,17 +60,13 @@ class _StreamParams(ApiModel):
     model_config = ConfigDict(extra="forbid")
 
     summary: bool = False
-    """`data` has only the 5 groups with the widest intervals; `groups` counts all."""
+    """`data` has only the 5 groups with the widest intervals, and of equal ones the largest values; `groups` counts
+    all."""
     changes: bool = False
     """An answer to a window that the client has in an earlier revision has only the groups that differ: `base` is that
     revision, `removed` lists the groups that are gone, and `groups` counts all. An answer without `base` is whole."""
     min_phase: Phase = Phase.EARLY
     """Only answers that have reached this phase."""
-
-    def require_one(self) -> None:
-        if self.summary and self.changes:
-            accepted = "false with summary=true: a summary has few groups"
-            raise InvalidRequest("changes", True, accepted, "summary is true")
 
 
 class SeveralParams(_StreamParams):
@@ -104,25 +100,13 @@ async def live(
 
     A deleted query leaves the stream. A new query with a name of the stream joins it.
     """
-    params.require_one()
     names = tuple(dict.fromkeys(params.query))
     if names:
         known = {q.ref.name for q in (await run_in_threadpool(center.progress.view, refresh=True)).queries}
         for name in names:
             if name not in known or not caller.may("reader", name):
                 raise NotFound(f"query {name} is not registered")
-    after, allowed = _answer_id(last_event_id), partial(require_still, request)
-    stream = LiveStream(
-        center.feed,
-        reader=caller,
-        after=after,
-        require_allowed=allowed,
-        names=names,
-        summary=params.summary,
-        changes=params.changes,
-        min_phase=params.min_phase,
-    )
-    return _stream(center, stream)
+    return _stream(request, center, params, LiveStream(center.feed, reader=caller, names=names), last_event_id)
 
 
 @router.get(
@@ -148,22 +132,9 @@ async def live_query(
     number of earlier revisions that it did not get. After a change of the query, the stream continues with the new
     version from its first answer. The stream ends when the query is deleted.
     """
-    params.require_one()
     query = await run_in_threadpool(_answered_version, center, name, params.min_phase)
     questions = await run_in_threadpool(params.questions, query.spec)
-    after, allowed = _answer_id(last_event_id), partial(require_still, request)
-    stream = LiveStream(
-        center.feed,
-        query,
-        questions,
-        caller,
-        after,
-        allowed,
-        summary=params.summary,
-        changes=params.changes,
-        min_phase=params.min_phase,
-    )
-    return _stream(center, stream)
+    return _stream(request, center, params, LiveStream(center.feed, query, questions, caller), last_event_id)
 
 
 def _answered_version(center: Services, name: str, min_phase: Phase) -> RegisteredQuery:
@@ -182,7 +153,16 @@ def _answer_id(text: str | None) -> int | None:
     return int(text)
 
 
-def _stream(center: Services, stream: LiveStream) -> Response:
+def _stream(
+    request: Request, center: Services, params: _StreamParams, stream: LiveStream, last_event_id: str | None
+) -> Response:
+    """Returns a response with the events of a stream, as the parameters and the header select them."""
+    if params.summary and params.changes:
+        accepted = "false with summary=true: a summary has few groups"
+        raise InvalidRequest("changes", True, accepted, "summary is true")
+    stream.after, stream.require_allowed = _answer_id(last_event_id), partial(require_still, request)
+    stream.summary, stream.changes, stream.min_phase = params.summary, params.changes, params.min_phase
+
     async def counted() -> AsyncIterator[bytes]:
         with center.metrics.live_clients.track_inprogress():
             try:
@@ -191,7 +171,11 @@ def _stream(center: Services, stream: LiveStream) -> Response:
                         yield events
             except EdgewaterError as exc:
                 # The response has started, so no status can report the error. The client reconnects and continues.
-                log.warning("a live stream was closed: %s", exc)
+                text = f"a live stream was closed: {exc}"
+                if isinstance(exc, StorageError):
+                    center.outage.note(text)
+                else:
+                    log.warning("%s", text)
 
     # `progress` events keep the connection alive, so no pings are needed.
     return InSlot(EventSourceResponse(counted(), ping=0), center.live_slots, stream.reader)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -16,22 +16,36 @@ from starlette.responses import PlainTextResponse, Response
 
 from center.api.access import IN_TURN, OPEN, READS, caller
 from center.api.bodies import read_body
-from center.api.prometheus.evaluate import Matchers, PromqlError, evaluate, instant_json, parse, range_json, selectors
-from center.api.prometheus.series import MAX_POINTS, Axis, Labels, SeriesReader
+from center.api.prometheus.evaluate import (
+    PromqlError,
+    evaluate,
+    instant_json,
+    number,
+    parse,
+    range_json,
+    selectors,
+)
+from center.api.prometheus.series import MAX_POINTS, Axis, Labels, Matchers, SeriesReader
 from center.api.services import Center, Services
-from edgewater.model.errors import Overspent
+from center.sinks.alert_rules import Details
+from center.sinks.alert_states import AlertsState, saved_states
+from edgewater.base.errors import Overspent
+from edgewater.base.timestamps import EARLIEST_MS, LATEST_MS, parse_time
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.table_texts import json_text, to_json
-from edgewater.model.timestamps import EARLIEST_MS, LATEST_MS, parse_time
 
+NEVER = "0001-01-01T00:00:00Z"
+"""The time of the evaluation of a rule that was not evaluated yet, as Prometheus writes it."""
 PROMETHEUS_VERSION = "2.42.0"
 """The Prometheus version that the responses follow. Clients choose their requests by it."""
 FORM = "application/x-www-form-urlencoded"
-MAX_PARAMETERS = 1_000
+MAX_PARAMETERS = 1_000  # limit: input of a request
 
 router = APIRouter(prefix="/prometheus", include_in_schema=False)
 API = "/api/v1"
 Params = Mapping[str, list[str]]
+Make = Callable[[Services, SeriesReader, Params], Any]
+"""Makes the `data` of a reply: JSON, or an iterator of its parts."""
 
 
 class InvalidParameter(PromqlError):
@@ -48,25 +62,15 @@ async def home() -> Response:
     return PlainTextResponse("Edgewater: answers as Prometheus series, at /prometheus/api/v1/\n")
 
 
-@router.api_route(f"{API}/query", methods=["GET", "POST"], dependencies=[READS, IN_TURN])
-async def query(request: Request, center: Center) -> Response:
-    """Evaluates an expression at a time."""
-    return await _answer(request, center, _instant)
-
-
 def _instant(center: Services, reader: SeriesReader, params: Params) -> Any:
+    """Evaluates an expression at a time."""
     at = _time(params, "time", center.now_ms())
     axis = Axis(at, at, 1)
     return instant_json(evaluate(parse(_one(params, "query")), reader, axis), axis)
 
 
-@router.api_route(f"{API}/query_range", methods=["GET", "POST"], dependencies=[READS, IN_TURN])
-async def query_range(request: Request, center: Center) -> Response:
-    """Evaluates an expression over a range."""
-    return await _answer(request, center, _range)
-
-
 def _range(center: Services, reader: SeriesReader, params: Params) -> Any:
+    """Evaluates an expression over a range."""
     start, end = _time(params, "start"), _time(params, "end")
     if end < start:
         raise InvalidParameter("end", _one(params, "end"), "a time that is not before start")
@@ -77,21 +81,11 @@ def _range(center: Services, reader: SeriesReader, params: Params) -> Any:
     return range_json(evaluate(parse(_one(params, "query")), reader, axis), axis)
 
 
-@router.api_route(f"{API}/series", methods=["GET", "POST"], dependencies=[READS, IN_TURN])
-async def series(request: Request, center: Center) -> Response:
-    """Lists the series of the newest window in the range that match a selector."""
-    return await _answer(request, center, _series)
-
-
 def _series(center: Services, reader: SeriesReader, params: Params) -> Any:
+    """Lists the series of the newest window in the range that match a selector."""
     if not params.get("match[]"):
         raise PromqlError("no match[] parameter provided")
     return [dict(labels) for labels in _found(reader, params)]
-
-
-@router.api_route(f"{API}/labels", methods=["GET", "POST"], dependencies=[READS, IN_TURN])
-async def labels(request: Request, center: Center) -> Response:
-    return await _answer(request, center, _labels)
 
 
 def _labels(center: Services, reader: SeriesReader, params: Params) -> Any:
@@ -106,13 +100,8 @@ async def label_values(name: str, request: Request, center: Center) -> Response:
     return await _answer(request, center, values)
 
 
-@router.get(f"{API}/metadata", dependencies=[READS, IN_TURN])
-async def metadata(request: Request, center: Center) -> Response:
-    """Lists the type and the meaning of each series."""
-    return await _answer(request, center, _metadata)
-
-
 def _metadata(center: Services, reader: SeriesReader, params: Params) -> Any:
+    """Lists the type and the meaning of each series."""
     metric = params.get("metric", [""])[0]
     result: dict[str, list[dict[str, str]]] = {}
     for query in reader.queries:
@@ -130,14 +119,78 @@ def _metadata(center: Services, reader: SeriesReader, params: Params) -> Any:
     return result
 
 
-@router.get(f"{API}/rules", dependencies=[READS])
-async def rules() -> Response:
-    return _success([b'{"groups":[]}'])
+def _add_route(path: str, make: Make) -> None:
+    async def answer(request: Request, center: Center) -> Response:
+        return await _answer(request, center, make)
+
+    answer.__name__ = path  # the audit log names it
+    router.add_api_route(f"{API}/{path}", answer, methods=["GET", "POST"], dependencies=[READS, IN_TURN])
 
 
-@router.get(f"{API}/alerts", dependencies=[READS])
-async def alerts() -> Response:
-    return _success([b'{"alerts":[]}'])
+for _path, _make in {
+    "query": _instant,
+    "query_range": _range,
+    "series": _series,
+    "labels": _labels,
+    "metadata": _metadata,
+}.items():
+    _add_route(_path, _make)
+
+
+@router.get(f"{API}/rules", dependencies=[READS, IN_TURN])
+def rules(request: Request, center: Center) -> Response:
+    """Lists the rules of the sinks of the kind `alerts`, with a group per sink, and the alerts of each rule."""
+    groups = []
+    for sink, state in saved_states(center.sinks) if request.query_params.get("type") != "record" else ():
+        alerts = _shown_alerts(request, state)
+        each = [
+            {
+                "type": "alerting",
+                "name": rule["rule"],
+                "query": rule["condition"],
+                "duration": rule["for_ms"] / 1000,
+                "labels": dict(state.book.rules[rule["rule"]].labels),
+                "annotations": {"summary": state.book.rules[rule["rule"]].summary},
+                "alerts": [alert for alert in alerts if alert["labels"]["alertname"] == rule["rule"]],
+                "state": rule["state"] if rule["state"] in ("firing", "pending") else "inactive",
+                "health": "err" if rule["problem"] else "ok",
+                "lastError": rule["problem"] or "",
+                "lastEvaluation": rule["window"]["end"] if rule["window"] else NEVER,
+                "evaluationTime": 0,
+            }
+            for rule in state.rules
+            if caller(request).may("reader", rule["query"])
+        ]
+        groups.append({"name": sink, "file": sink, "interval": 0, "rules": each})
+    return _success([to_json({"groups": groups})])
+
+
+@router.get(f"{API}/alerts", dependencies=[READS, IN_TURN])
+def alerts(request: Request, center: Center) -> Response:
+    """Lists the alerts that fire or are pending."""
+    shown = [alert for _, state in saved_states(center.sinks) for alert in _shown_alerts(request, state)]
+    return _success([to_json({"alerts": shown})])
+
+
+def _shown_alerts(request: Request, state: AlertsState) -> list[dict[str, Any]]:
+    """Returns the alerts of a sink that the caller may read, in Prometheus' form."""
+    return [
+        {
+            "labels": alert["labels"],
+            "annotations": alert["annotations"],
+            "state": alert["status"],
+            "activeAt": alert["since"],
+            "value": _value(alert["details"]),
+        }
+        for alert in state.alerts
+        if caller(request).may("reader", alert["query"])
+    ]
+
+
+def _value(details: Details) -> str:
+    """Returns the first number that a condition has read, as Prometheus writes it."""
+    values = (d["value"] for d in details.values() if isinstance(d, Mapping) and "value" in d)
+    return number(float(value)) if isinstance(value := next(values, None), int | float) else "NaN"
 
 
 @router.api_route(f"{API}/query_exemplars", methods=["GET", "POST"], dependencies=[READS])
@@ -168,7 +221,7 @@ def _found(reader: SeriesReader, params: Params) -> list[Labels]:
     return sorted(result)
 
 
-async def _answer(request: Request, center: Services, make: Any) -> Response:
+async def _answer(request: Request, center: Services, make: Make) -> Response:
     """Runs a function of the parameters in a thread, and answers in Prometheus' form."""
     params: dict[str, list[str]] = {}
     pairs: Iterable[tuple[str, str]] = request.query_params.multi_items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 from anyio import from_thread
 from anyio.to_thread import run_sync
@@ -16,36 +16,28 @@ from center.api import models
 from center.api.access import EDITS, EDITS_QUERY, IN_TURN, READS, READS_QUERY, Caller, caller, require, require_inputs
 from center.api.bodies import read_document, read_typed_body
 from center.api.edge_progress import edge_progress
-from center.api.explain_models import DryRun
+from center.api.link_forecasts import link_forecast
 from center.api.measure_models import ApiModel
-from center.api.models import (
-    EXAMPLE_SPEC,
-    EXAMPLE_SPEC_YAML,
-    QueryDetail,
-    QueryList,
-    QueryVersion,
-    RegisteredAnswer,
-)
+from center.api.models import EXAMPLE_SPEC, EXAMPLE_SPEC_YAML
 from center.api.negotiation import SQL
 from center.api.openapi import OpenApi, problems
 from center.api.services import Center, Services
-from center.api.time_params import Time
+from center.api.time_params import Time, border
 from center.api.versions import versions_of
 from center.api.waiting import explain
 from center.api_access import Principal
 from center.catalog import COMPONENTS, Change, component_status
 from center.serving.answer_tables import empty_table
+from edgewater.base.errors import InvalidQuery, InvalidRequest, NotFound, did_you_mean
+from edgewater.base.quantities import duration_ms
+from edgewater.base.streams import MIN_TIME_MS, EdgeId
+from edgewater.base.timestamps import rfc3339
 from edgewater.model.edge_records import EdgeRecord, expected_edges
-from edgewater.model.errors import InvalidQuery, InvalidRequest, NotFound, did_you_mean
-from edgewater.model.json_types import as_document
-from edgewater.model.quantities import duration_ms
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.replies import DryRunEdge, QueryStatus
+from edgewater.model.replies import DryRun, DryRunEdge, QueryDetail, QueryList, QueryStatus, Registered, Spec
 from edgewater.model.sql import to_sql
-from edgewater.model.streams import MIN_TIME_MS, EdgeId
 from edgewater.model.table_texts import columns_of
-from edgewater.model.timestamps import rfc3339
 from edgewater.synopses import require_fit
 
 router = APIRouter(prefix="/v1/queries", tags=["queries"])
@@ -56,7 +48,7 @@ router = APIRouter(prefix="/v1/queries", tags=["queries"])
 )
 def queries(center: Center, caller: Caller) -> QueryList:
     queries = center.catalog.queries.newest()
-    return QueryList(queries=[models.Query.of(q) for q in queries if caller.may("reader", q.ref.name)])
+    return {"queries": [models.registered(q) for q in queries if caller.may("reader", q.ref.name)]}
 
 
 class RegisterParams(ApiModel):
@@ -97,11 +89,11 @@ _BODY: OpenApi = {
     dependencies=[EDITS],
     status_code=201,
     summary="Register a query",
-    response_model=RegisteredAnswer,
+    response_model=Registered,
     openapi_extra=_BODY,
     responses={
         200: {
-            "model": RegisteredAnswer | DryRun,
+            "model": Registered | DryRun,
             "description": "The same query is registered already; or what `dry_run` finds.",
         },
         **problems(403, 408, 409, 413, 415, 422),
@@ -133,14 +125,14 @@ IfMatch = Annotated[
     "/{name}",
     dependencies=[EDITS_QUERY],
     summary="Change a query",
-    response_model=RegisteredAnswer,
+    response_model=Registered,
     openapi_extra=_BODY,
     responses={
         200: {
-            "model": RegisteredAnswer | DryRun,
+            "model": Registered | DryRun,
             "description": "The query is equal to the newest version; or what `dry_run` finds.",
         },
-        201: {"model": RegisteredAnswer, "description": "The new version, or the first one."},
+        201: {"model": Registered, "description": "The new version, or the first one."},
         **problems(403, 408, 409, 412, 413, 415, 422),
     },
 )
@@ -194,13 +186,15 @@ async def register_query(
     """
     require(request, "editor", spec.name)
     require_inputs(request, spec)
+    for lookup in spec.lookups:
+        require(request, "reader", lookup.table, "table")
     if dry_run:
         outcome = await run_sync(_dry_run, center, spec, lasts_ms, change, limiter=center.registering)
-        return JSONResponse(outcome.model_dump(mode="json"))
+        return JSONResponse(outcome)
     return await run_sync(_register, center, spec, lasts_ms, change, caller(request), limiter=center.registering)
 
 
-def _answered_ms(center: Services, name: str) -> int:
+def answered_ms(center: Services, name: str) -> int:
     """Returns the start of the last window of a query's newest version that has an answer."""
     try:
         latest = center.results.latest(center.catalog.queries.get(name).ref)
@@ -211,8 +205,9 @@ def _answered_ms(center: Services, name: str) -> int:
 
 def _dry_run(center: Services, spec: QuerySpec, lasts_ms: int | None, change: Change | None) -> DryRun:
     """Returns what a registration would do. Raises the exceptions that the registration would raise."""
+    spec = center.catalog.tables.resolved(spec)
     if change is not None:
-        change = replace(change, answered_ms=_answered_ms(center, spec.name))
+        change = replace(change, answered_ms=answered_ms(center, spec.name))
     queries = center.catalog.queries
     live, windows, misfit = queries.try_register(spec, center.now_ms(), lasts_ms=lasts_ms, change=change)
     known = {e.edge: e for e in center.catalog.edges.all()}
@@ -221,18 +216,19 @@ def _dry_run(center: Services, spec: QuerySpec, lasts_ms: int | None, change: Ch
         expected = [e.edge for e in known.values() if not e.retired and e.stream(spec.stream)]
     else:
         expected = [EdgeId(edge) for edge in spec.edges]
-    return DryRun(
-        spec=as_document(spec.to_mapping(seed=False)),
-        sql=to_sql(spec, seed=False),
-        columns=[{"name": n, "type": k} for n, k in columns_of(empty_table(center.catalog, spec))],
-        registered=live is not None,
-        begins=models.border(windows.from_ms),
-        until=models.border(windows.until_ms),
-        refused=None if misfit is None or live is not None else misfit.message,
-        entry_bytes={m.name: m.entry_bytes for m in spec.measures},
-        notes=[*spec.notes, *_stream_notes(spec.stream, known.values())],
-        edges=[_would_accept(edge, known.get(edge), spec) for edge in sorted(expected)],
-    )
+    return {
+        "spec": cast(Spec, spec.to_mapping(seed=False)),
+        "sql": to_sql(spec, seed=False),
+        "columns": [{"name": n, "type": k} for n, k in columns_of(empty_table(center.catalog, spec))],
+        "registered": live is not None,
+        "begins": border(windows.from_ms),
+        "until": border(windows.until_ms),
+        "refused": None if misfit is None or live is not None else misfit.message,
+        "entry_bytes": {m.name: m.entry_bytes for m in spec.measures},
+        "notes": [*spec.notes, *_stream_notes(spec.stream, known.values())],
+        "forecast": link_forecast(center, spec, None, known, center.now_ms()),
+        "edges": [_would_accept(edge, known.get(edge), spec) for edge in sorted(expected)],
+    }
 
 
 def _stream_notes(stream: str, edges: Iterable[EdgeRecord]) -> list[str]:
@@ -243,7 +239,7 @@ def _stream_notes(stream: str, edges: Iterable[EdgeRecord]) -> list[str]:
 
 
 def _would_accept(edge: EdgeId, record: EdgeRecord | None, spec: QuerySpec) -> DryRunEdge:
-    """Returns whether an edge would accept the query, as far as its columns show."""
+    """Returns whether an edge would accept the query, as far as its columns and its release show."""
     if record is None:
         return {"edge": edge, "accepted": None, "code": "never-connected", "message": f"{edge} has never connected"}
     stream = record.stream(spec.stream)
@@ -257,6 +253,9 @@ def _would_accept(edge: EdgeId, record: EdgeRecord | None, spec: QuerySpec) -> D
         spec.bind(stream.columns)
     except InvalidQuery as exc:
         return {"edge": edge, "accepted": False, "code": exc.code, "message": exc.message}
+    if not record.release and spec.newer_keys:
+        text = f"{edge} has not stated its release, and release 0.3.0 refuses {', '.join(spec.newer_keys)}"
+        return {"edge": edge, "accepted": None, "code": "old-release", "message": text}
     return {"edge": edge, "accepted": True, "code": None, "message": None}
 
 
@@ -296,14 +295,16 @@ def _register(
 
     seed = center.draw_seed()
     if change is not None:
-        change = replace(change, answered_ms=_answered_ms(center, spec.name))
+        change = replace(change, answered_ms=answered_ms(center, spec.name))
     query, created = center.catalog.queries.register(
         spec, center.now_ms(), seed, lasts_ms=lasts_ms, change=change, before_new=spend
     )
-    notes = [*query.spec.notes, *_stream_notes(spec.stream, center.catalog.edges.all())]
-    answer = RegisteredAnswer.of(query).model_copy(update={"notes": notes or None})
+    edges = {e.edge: e for e in center.catalog.edges.all()}
+    notes = [*query.spec.notes, *_stream_notes(spec.stream, edges.values())]
+    forecast = link_forecast(center, query.spec, query.ref, edges, query.registered_at_ms)
+    answer = {**models.registered(query), "notes": notes or None, "forecast": forecast}
     return JSONResponse(
-        answer.model_dump(mode="json", exclude_none=True),
+        {name: member for name, member in answer.items() if member is not None},
         201 if created else 200,
         {"Location": f"/v1/queries/{query.ref.name}", "ETag": f'"{query.ref.version}"'},
     )
@@ -352,16 +353,17 @@ def query(
         )
         for edge in sorted({*expected, *statuses, *map(EdgeId, shipped), *map(EdgeId, late)})
     ]
-    return QueryDetail(
-        **models.Query.of(query).model_dump(),
-        edges=by_edge,
-        latest_window=rfc3339(latest.window_start_ms) if latest else None,
-        after_final=sum(n for e in by_edge for n in e["after_final"].values()),
-        rejected=sum(n for e in by_edge for n in e["rejected"].values()),
-        guessed=sum(n for e in by_edge for n in e["guessed"].values()),
-        versions=[QueryVersion.of(version) for version in versions],
-        alarms=[models.alarm_json(a) for a in center.catalog.alarms.latest(query=query.key)],
-    )
+    return {
+        **models.registered(query),
+        "forecast": link_forecast(center, query.spec, query.ref, edges, query.registered_at_ms),
+        "edges": by_edge,
+        "latest_window": rfc3339(latest.window_start_ms) if latest else None,
+        "after_final": sum(n for e in by_edge for n in e["after_final"].values()),
+        "rejected": sum(n for e in by_edge for n in e["rejected"].values()),
+        "guessed": sum(n for e in by_edge for n in e["guessed"].values()),
+        "versions": [models.query_version(version) for version in versions],
+        "alarms": [models.alarm_json(a) for a in center.catalog.alarms.latest(query=query.key)],
+    }
 
 
 @router.get(
@@ -382,18 +384,17 @@ def query_status(center: Services, reader: Principal, query: RegisteredQuery) ->
     heartbeats = center.components.heartbeats()
     components = (component_status(c, heartbeats, now_ms) for c in COMPONENTS if c != "api")
     merged = center.results.consumed().get(query.key, 0)
-    wait = explain(
+    return explain(
         query,
         center.catalog.edges.all(),
         center.catalog.queries.statuses(query.ref),
-        answered=latest is not None,
+        latest_ms=None if latest is None else latest.window_start_ms,
         withheld=latest is not None and bool(latest.facts.withheld),
         unmerged=max(0, center.catalog.frames.last_positions().get(query.key, 0) - merged),
         set_aside=center.catalog.quarantine.queries().get(query.ref),
         not_ready=[f"{c.component}: {c.reason if sees_all else 'not ready'}" for c in components if not c.ready],
         now_ms=now_ms,
     )
-    return models.query_status(query, wait, latest.window_start_ms if latest else None)
 
 
 @router.delete(

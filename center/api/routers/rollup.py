@@ -15,28 +15,27 @@ from center.api.answer_cache import Page
 from center.api.models import AnswerPage
 from center.api.openapi import answers as answer_responses
 from center.api.query_params import AnswerParams
-from center.api.routers.answers import respond, shown
+from center.api.routers.answers import respond
 from center.api.services import Center, Services
-from center.api.time_params import Time
+from center.api.time_params import EndTime, Time, time_text
 from center.api.versions import clipped, only_version, versions_of
 from center.results import AnswerRecord
 from center.serving.rollup import EVERY_ACCEPTED, Intervals, roll_up
 from edgewater.answers import Phase
 from edgewater.answers.work import WorkLimits
-from edgewater.model.errors import InvalidRequest
+from edgewater.base.errors import InvalidRequest
+from edgewater.model.calendar_units import UTC
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.timestamps import rfc3339
-from edgewater.model.windows import UTC
 
-MAX_INTERVALS = 1_000
+MAX_INTERVALS = 1_000  # limit: size of a reply
 MAX_WINDOWS = 600_000
 """Maximum number of windows that one request merges: a year of minutes."""
 MAX_BYTES = 4 << 30
 """Maximum bytes of the synopses that one request reads."""
 LIMITS = WorkLimits(cpu_s=120, cells=100_000_000, nbytes=2 * MAX_BYTES, less="fewer windows: a shorter range")
 """A year of minutes takes more CPU than other requests may take. A page ends before it reaches `nbytes`."""
-CHUNK = 1_000
-CHUNK_BYTES = 16 << 20
+CHUNK = 1_000  # limit: memory of a roll-up
+CHUNK_BYTES = 16 << 20  # limit: memory of a roll-up
 
 router = APIRouter(prefix="/v1/queries/{name}", tags=["answers"])
 
@@ -49,7 +48,7 @@ class RollupParams(AnswerParams):
     """Time zone of days and longer units, such as Europe/Berlin."""
     start: Time | None = None
     """Inclusive; the interval that contains it is the first one."""
-    end: Time | None = None
+    end: EndTime = None
     """Exclusive; of the start of intervals."""
     limit: Annotated[int, Field(ge=1, le=MAX_INTERVALS)] = 100
     """Intervals at most."""
@@ -81,15 +80,13 @@ def _rolled_up(name: str, params: RollupParams, request: Request, center: Servic
     questions = params.questions(query.spec)
     intervals = Intervals(query.spec.window, params.every, params.zone)
     start = params.start if params.cursor is None else params.cursor
-    if params.start is not None and params.end is not None and params.end < params.start:
-        raise InvalidRequest("end", rfc3339(params.end), f"a time not before start, {rfc3339(params.start)}")
     start = None if start is None else intervals.at(start).start_ms
     end = None if params.end is None else intervals.at(params.end - 1).end_ms
     start, end = clipped(query, start, end)
     records = _bounded(center, query, params.min_phase, start, end)
     empty = partial(center.results.empty_windows, query.ref)
     answers, cursor = _page(roll_up(records, query.spec, intervals, empty), intervals, params)
-    page = Page(shown(params.start), shown(params.end), params.limit, cursor)
+    page = Page(time_text(params.start), time_text(params.end), params.limit, cursor)
     ratios = [answer.facts.ratio for answer in answers]  # which also depend on windows without an answer
     made_by = f"{params.every} {params.zone} {ratios}"
     return respond(request, center, query, answers, questions, params, page=page, made_by=made_by)

@@ -11,26 +11,21 @@ from starlette.responses import JSONResponse, Response
 from center.api.access import ADMINISTERS, IN_TURN, READS_ALL
 from center.api.bodies import read_document, read_typed_body
 from center.api.measure_models import ApiModel
-from center.api.openapi import OpenApi, problems
+from center.api.openapi import json_body, problems
 from center.api.services import Center, Services
 from center.api.time_params import FromParams
 from center.sinks import SinkStatus, read_definition
 from center.sinks.alert_states import saved_states
 from center.sinks.process import end_alarms, lag_of
 from center.sinks.store import WaitingQuery
-from edgewater.model.errors import Conflict, InvalidConfig, InvalidRequest, NotFound
-from edgewater.model.replies import Sink, SinkQueryState
-from edgewater.model.timestamps import rfc3339
+from edgewater.base.errors import Conflict, InvalidConfig, InvalidRequest, NotFound
+from edgewater.base.timestamps import rfc3339
+from edgewater.model.json_types import Document
+from edgewater.model.replies import ListedSink, SinkQueryState
 from edgewater.wire import QueryRef
 
 router = APIRouter(prefix="/v1/sinks", tags=["sinks"])
-_EXAMPLE = {"kind": "postgres", "url": {"env": "WAREHOUSE_URL"}, "queries": ["flights"]}
-_BODY: OpenApi = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": {"type": "object"}, "example": _EXAMPLE}},
-    }
-}
+_EXAMPLE: Document = {"kind": "postgres", "url": {"env": "WAREHOUSE_URL"}, "queries": ["flights"]}
 
 
 def query_state(ref: QueryRef, waiting: WaitingQuery, center: Services) -> SinkQueryState:
@@ -46,7 +41,7 @@ def query_state(ref: QueryRef, waiting: WaitingQuery, center: Services) -> SinkQ
     }
 
 
-def sink_state(status: SinkStatus, center: Services) -> Sink:
+def sink_state(status: SinkStatus, center: Services) -> ListedSink:
     now_ms = center.now_ms()
     lag, has_process = lag_of(status, center.results, now_ms), status.is_run(now_ms)
     state: Literal["running", "failing", "waiting"] = "running" if has_process else "waiting"
@@ -70,7 +65,7 @@ def sink_state(status: SinkStatus, center: Services) -> Sink:
 
 
 class SinkList(ApiModel):
-    sinks: list[Sink]
+    sinks: list[ListedSink]
 
 
 @router.get("", dependencies=[READS_ALL, IN_TURN], summary="The sinks and their progress")
@@ -79,7 +74,7 @@ def sinks(center: Center) -> SinkList:
 
 
 @router.get("/{name}", dependencies=[READS_ALL, IN_TURN], summary="One sink", responses=problems(404))
-def sink(name: str, center: Center) -> Sink:
+def sink(name: str, center: Center) -> ListedSink:
     return sink_state(center.sinks.status(name), center)
 
 
@@ -87,9 +82,9 @@ def sink(name: str, center: Center) -> Sink:
     "/{name}",
     dependencies=[ADMINISTERS],
     summary="Define or change a sink",
-    response_model=Sink,
-    responses={201: {"model": Sink}, **problems(403, 408, 409, 413, 415, 422)},
-    openapi_extra=_BODY,
+    response_model=ListedSink,
+    responses={201: {"model": ListedSink}, **problems(403, 408, 409, 413, 415, 422)},
+    openapi_extra=json_body(_EXAMPLE),
 )
 async def define(name: str, request: Request, center: Center) -> Response:
     """Defines a sink. A changed sink continues after the last answer that it has.
@@ -143,14 +138,14 @@ def remove(name: str, center: Center) -> None:
 
 
 @router.post("/{name}/pause", dependencies=[ADMINISTERS], summary="Pause a sink", responses=problems(403, 404))
-def pause(name: str, center: Center) -> Sink:
+def pause(name: str, center: Center) -> ListedSink:
     """Pauses a sink. For `retention.sinks`, the center keeps the answers that the sink has not written."""
     center.sinks.pause(name, True)
     return sink(name, center)
 
 
 @router.post("/{name}/resume", dependencies=[ADMINISTERS], summary="Resume a sink", responses=problems(403, 404))
-def resume(name: str, center: Center) -> Sink:
+def resume(name: str, center: Center) -> ListedSink:
     center.sinks.pause(name, False)
     return sink(name, center)
 
@@ -158,7 +153,7 @@ def resume(name: str, center: Center) -> Sink:
 @router.post(
     "/{name}/replay", dependencies=[ADMINISTERS], summary="Write answers again", responses=problems(403, 404, 422)
 )
-def replay(name: str, params: Annotated[FromParams, Query()], center: Center) -> Sink:
+def replay(name: str, params: Annotated[FromParams, Query()], center: Center) -> ListedSink:
     """Writes stored answers again: all that were given since the first answer to a window that starts at `from` or
     later.
 

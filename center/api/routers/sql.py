@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from operator import attrgetter, itemgetter
 from typing import Annotated, Any, Literal
 
 import pyarrow as pa
@@ -16,38 +15,33 @@ from starlette.responses import JSONResponse, Response
 
 from center.api.access import READS, begin_edit, caller, require
 from center.api.bodies import read_document, read_typed_body
-from center.api.explain_models import DryRun
 from center.api.measure_models import ApiModel
-from center.api.models import RegisteredAnswer, edge_json, stream_columns
-from center.api.negotiation import FORMATS, SQL, negotiate
+from center.api.models import stream_columns
+from center.api.negotiation import SQL, negotiate
 from center.api.openapi import OpenApi, problems
 from center.api.problems import HttpProblem
-from center.api.routers.functions import functions
 from center.api.routers.queries import read_spec, register_query
 from center.api.services import Center, Services
 from center.api.sql_select import check_select
 from center.api.sql_tables import query_table, rows_table
-from center.api.time_params import Time
+from center.api.time_params import EndTime, Time
 from center.api_access import Principal
 from center.catalog import Change
 from center.serving.answer_tables import empty_table, with_version
-from edgewater.model.errors import InvalidQuery, InvalidRequest, NotFound, did_you_mean
-from edgewater.model.key_texts import own_names
-from edgewater.model.replies import Column, StreamColumns
+from edgewater.base.errors import InvalidQuery, InvalidRequest, NotFound, did_you_mean
+from edgewater.model.own_columns import own_names
+from edgewater.model.replies import DryRun, Registered, TableColumn
 from edgewater.model.sql import (
     CreateQuery,
     DescribeTable,
     DropQuery,
-    Listed,
     SelectRows,
-    Show,
     ShowCreate,
     Statement,
     parse_statement,
     to_sql,
 )
 from edgewater.model.table_texts import ARROW, CSV, JSON, columns_of, rendered
-from edgewater.model.timestamps import rfc3339
 
 router = APIRouter(prefix="/v1/sql", tags=["sql"])
 TEXT, INT = pa.string(), pa.int64()
@@ -55,14 +49,14 @@ LESS = "fewer windows, with the parameters start and end or with WHERE window_st
 
 
 class SqlTable(ApiModel):
-    """The rows of SELECT, SHOW and DESCRIBE."""
+    """The rows of SELECT, SHOW CREATE and DESCRIBE."""
 
-    columns: list[Column]
+    columns: list[TableColumn]
     rows: list[list[Any]]
     """Values in the order of the columns; times are RFC 3339."""
 
 
-class Dropped(ApiModel):
+class DroppedQuery(ApiModel):
     """The reply to DROP."""
 
     dropped: str | None
@@ -76,7 +70,7 @@ class SqlParams(ApiModel):
     """The form of a table; overrides `Accept`."""
     start: Time | None = None
     """SELECT reads no window that starts before. Inclusive."""
-    end: Time | None = None
+    end: EndTime = None
     """SELECT reads no window that starts later. Exclusive."""
 
 
@@ -92,7 +86,7 @@ _BODY: OpenApi = {
             SQL: {"schema": {"type": "string"}, "example": _EXAMPLE},
             JSON: {
                 "schema": {"type": "object", "properties": {"sql": {"type": "string"}}, "required": ["sql"]},
-                "example": {"sql": "SHOW QUERIES"},
+                "example": {"sql": "DESCRIBE bytes_by_host"},
             },
         },
     }
@@ -107,20 +101,20 @@ _BODY: OpenApi = {
     openapi_extra=_BODY,
     responses={
         200: {
-            "model": SqlTable | RegisteredAnswer | DryRun | Dropped,
-            "description": "The rows of SELECT, SHOW and DESCRIBE, as JSON, CSV or an Arrow IPC stream; what EXPLAIN"
-            " says; the query that CREATE has registered already; the query that DROP has deleted.",
+            "model": SqlTable | Registered | DryRun | DroppedQuery,
+            "description": "The rows of SELECT, SHOW CREATE and DESCRIBE, as JSON, CSV or an Arrow IPC stream; what"
+            " EXPLAIN says; the query that CREATE has registered already; the query that DROP has deleted.",
             "content": {CSV: {"schema": {"type": "string"}}, ARROW: {"schema": {"type": "string", "format": "binary"}}},
         },
-        201: {"model": RegisteredAnswer, "description": "The query that CREATE has registered."},
+        201: {"model": Registered, "description": "The query that CREATE has registered."},
         **problems(403, 404, 406, 408, 409, 413, 415, 422),
     },
 )
 async def run_statement(params: Annotated[SqlParams, Query()], request: Request, center: Center) -> Response:
     """`CREATE [OR REPLACE] MATERIALIZED VIEW` registers a query, and `DROP MATERIALIZED VIEW` deletes one.
 
-    `EXPLAIN CREATE …` returns what a registration would do. `SHOW QUERIES`, `STREAMS`, `EDGES` and `FUNCTIONS` list;
-    `SHOW CREATE q` returns the statement of a query, and `DESCRIBE` the columns of a stream or a query.
+    `EXPLAIN CREATE …` returns what a registration would do. `SHOW CREATE q` returns the statement of a query, and
+    `DESCRIBE` the columns of a stream or a query.
 
     `SELECT` reads answers: each query is a table with a row per window and group, and `DESCRIBE` lists its columns. It
     runs on DuckDB for at most 3 s, in 512 MiB, with a fixed list of functions.
@@ -134,7 +128,7 @@ async def run_statement(params: Annotated[SqlParams, Query()], request: Request,
             return await _create(request, center, statement)
         case DropQuery():
             return await _drop(request, center, statement)
-    form = negotiate(request.headers.get("accept")) if params.format is None else FORMATS[params.format]
+    form = negotiate(request.headers.get("accept"), params.format)
     async with center.turns.taken(caller(request)):
         if isinstance(statement, SelectRows):
             make = partial(_selected, request, center, statement.text, params, form)
@@ -156,7 +150,7 @@ def _read_statement(body: bytes, content_type: str) -> Statement:
     except HttpProblem as problem:
         raise HttpProblem(problem.code, f"{problem}, {SQL}", {"Accept-Post": f"{SQL}, {JSON}"}) from None
     if not isinstance(given, dict) or set(given) != {"sql"} or not isinstance(given["sql"], str):
-        raise InvalidRequest("sql", given, '{"sql": "SHOW QUERIES"}')
+        raise InvalidRequest("sql", given, '{"sql": "DESCRIBE bytes_by_host"}')
     return parse_statement(given["sql"])
 
 
@@ -179,7 +173,7 @@ async def _drop(request: Request, center: Services, statement: DropQuery) -> Res
     except NotFound:
         if not statement.if_exists:
             raise
-    return JSONResponse(Dropped(dropped=dropped).model_dump())
+    return JSONResponse(DroppedQuery(dropped=dropped).model_dump())
 
 
 def _selected(request: Request, center: Services, text: str, params: SqlParams, form: str) -> bytes:
@@ -191,7 +185,7 @@ def _selected(request: Request, center: Services, text: str, params: SqlParams, 
     for name in checked.tables:
         versions = center.catalog.queries.versions(name)
         start, end = checked.start_ms, checked.end_ms
-        columns = [name for q in versions for name in (*q.spec.group_by, *(m.name for m in q.spec.measures))]
+        columns = [name for q in versions for name in (*q.spec.group_by, *q.spec.shown)]
         if own_names(columns)["window_start"] != "window_start":
             start, end = None, None  # the query has a column of its own with this name
         start = max((ms for ms in (start, params.start) if ms is not None), default=None)
@@ -208,8 +202,6 @@ def _listing(request: Request, center: Services, statement: Statement) -> Callab
             return lambda: _show_create(center, statement.name)
         case DescribeTable():
             return lambda: _describe(center, caller(request), statement)
-        case Show():
-            return lambda: _LISTS[statement.what](center, caller(request))
     raise AssertionError(statement)
 
 
@@ -229,76 +221,10 @@ def _describe(center: Services, reader: Principal, statement: DescribeTable) -> 
         except NotFound:
             if statement.kind == "query":
                 raise
-    listed = _listed_streams(center) if statement.kind != "query" else []
+    declared = center.catalog.streams.declared()
+    listed = stream_columns(declared, center.catalog.edges.all()) if statement.kind != "query" else []
     stream = next((s for s in listed if s["stream"] == name), None)
     if stream is None:
         near = did_you_mean(name, [s["stream"] for s in listed])
         raise NotFound(f"{statement.kind or 'stream or query'} {name} is not known{near}")
     return rows_table(columns, [(c["name"], c["type"], c["description"]) for c in stream["columns"]])
-
-
-def _listed_streams(center: Services) -> list[StreamColumns]:
-    return stream_columns(center.catalog.streams.declared(), center.catalog.edges.all())
-
-
-def _table(columns: Mapping[str, pa.DataType], items: Iterable[object], /, **own: Callable[[Any], object]) -> pa.Table:
-    """Returns a row per item. A column is a member or an attribute of the item, unless a function of the item is
-    given.
-    """
-
-    def value(item: object, name: str) -> object:
-        return item[name] if isinstance(item, Mapping) else getattr(item, name)
-
-    values = [own.get(name, partial(value, name=name)) for name in columns]
-    return rows_table(columns, [[each(item) for each in values] for item in items])
-
-
-def _show_queries(center: Services, reader: Principal) -> pa.Table:
-    columns = {"query": TEXT, "version": INT, "stream": TEXT, "measures": TEXT, "keys": TEXT, "registered_at": TEXT}
-    return _table(
-        columns,
-        [q for q in center.catalog.queries.newest() if reader.may("reader", q.ref.name)],
-        query=lambda q: q.ref.name,
-        version=lambda q: q.ref.version,
-        stream=lambda q: q.spec.stream,
-        measures=lambda q: ", ".join(m.name for m in q.spec.measures),
-        keys=lambda q: ", ".join(q.spec.group_by),
-        registered_at=lambda q: rfc3339(q.registered_at_ms),
-    )
-
-
-def _show_streams(center: Services, reader: Principal) -> pa.Table:
-    columns = {"stream": TEXT, "declared_by": TEXT, "columns": TEXT, "edges": INT, "records": INT, "watermark": TEXT}
-    return _table(
-        {**columns, "ended": pa.bool_()},
-        _listed_streams(center),
-        declared_by=itemgetter("source"),
-        columns=lambda s: ", ".join(f"{c['name']} {c['type']}" for c in s["columns"]),
-        edges=lambda s: len(s["edges"]),
-    )
-
-
-def _show_edges(center: Services, reader: Principal) -> pa.Table:
-    columns = {"edge": TEXT, "state": TEXT, "last_seen": TEXT, "streams": TEXT, "backlog_bytes": INT}
-    numbers = dict.fromkeys(("bandwidth_bytes_s", "rtt_ms", "clock_offset_ms"), pa.float64())
-    edges = (edge_json(e, center.now_ms()) for e in center.catalog.edges.all())
-    return _table({**columns, **numbers}, edges, streams=lambda e: ", ".join(s["name"] for s in e["streams"]))
-
-
-def _show_functions(center: Services, reader: Principal) -> pa.Table:
-    columns = ("function", "argument", "types", "parameters", "interval", "error_budget", "origin")
-    return _table(
-        dict.fromkeys(columns, TEXT),
-        functions().functions,
-        function=attrgetter("name"),
-        types=lambda f: ", ".join(f.types),
-        parameters=lambda f: ", ".join(p.name for p in f.parameters),
-    )
-
-
-_LISTS: dict[Listed, Callable[[Services, Principal], pa.Table]] = {
-    "queries": _show_queries,
-    "streams": _show_streams,
-    "edges": _show_edges,
-    "functions": _show_functions,
-}

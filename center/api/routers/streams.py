@@ -8,21 +8,16 @@ from fastapi import APIRouter, Request
 from center.api.access import ADMINISTERS, IN_TURN, READS
 from center.api.bodies import read_document, read_typed_body
 from center.api.models import stream_columns
-from center.api.openapi import OpenApi, problems
+from center.api.openapi import json_body, problems
 from center.api.services import Center, Services
 from center.config import Columns
-from edgewater.model.errors import InvalidConfig, InvalidRequest
+from edgewater.base.errors import InvalidConfig, InvalidRequest
+from edgewater.model.json_types import Document
 from edgewater.model.measure import NAME
 from edgewater.model.replies import StreamColumns, StreamList
 from edgewater.runtime.configuration import Section, validate
 
-_EXAMPLE = {"columns": {"carrier": "string", "distance": {"type": "int64", "description": "miles"}}}
-_BODY: OpenApi = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": {"type": "object"}, "example": _EXAMPLE}},
-    }
-}
+_EXAMPLE: Document = {"columns": {"carrier": "string", "distance": {"type": "int64", "description": "miles"}}}
 
 
 class DeclaredColumns(Section):
@@ -45,7 +40,7 @@ def streams(center: Center) -> StreamList:
     dependencies=[ADMINISTERS],
     summary="Declare a stream's columns",
     responses=problems(403, 408, 409, 413, 415, 422),
-    openapi_extra=_BODY,
+    openapi_extra=json_body(_EXAMPLE),
 )
 async def declare_columns(stream: str, request: Request, center: Center) -> StreamColumns:
     """Declares a stream's columns. Edges with another column, or another type, are refused until they are corrected.

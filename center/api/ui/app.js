@@ -8,6 +8,7 @@ import { Explain } from "./pages/explain.js";
 import { Edges } from "./pages/edges.js";
 import { Budget, Budgets } from "./pages/budget.js";
 import { Dashboard } from "./pages/dashboard.js";
+import { AlertRules } from "./pages/alerts.js";
 import { EditQuery, NewQuery } from "./pages/new.js";
 import { Link, Problem, lostText, navigate, useLost } from "./parts.js";
 
@@ -19,6 +20,7 @@ const ROUTES = [
   [/^\/ui\/budget\/?$/, Budgets, "Budget"],
   [/^\/ui\/budget\/([^/]+)\/?$/, Budget, "Budget"],
   [/^\/ui\/dashboard\/?$/, Dashboard, "Dashboard"],
+  [/^\/ui\/alerts\/([^/]+)\/?$/, AlertRules, "Alert rules"],
   [/^\/ui\/new\/?$/, NewQuery, "New query"],
   [/^\/ui\/edit\/([^/]+)\/?$/, EditQuery, "Edit"],
 ];

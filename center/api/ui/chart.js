@@ -14,7 +14,7 @@ const css = (name) => getComputedStyle(document.documentElement).getPropertyValu
 /** One value's windows, by start.
  * @typedef {{start: number, end: number, phase: string, revision: number, estimate: ?number, lower: ?number, upper: ?number, ratio: number, given: number}} Point */
 export class Series {
-  constructor() { this.byStart = new Map(); this.ghosts = []; this.gaps = []; this.open = null; this.zoom = null; this.answered = 0; this.ranged = false; this.listed = null; this.loaded = false; this.held = false; }
+  constructor() { this.byStart = new Map(); this.ghosts = []; this.gaps = []; this.open = null; this.zoom = null; this.answered = 0; this.write = f.number; this.ranged = false; this.listed = null; this.loaded = false; this.held = false; }
 
   /** @param {Point} point */
   add(point) {
@@ -23,6 +23,9 @@ export class Series {
     if (old && old.estimate !== point.estimate && old.estimate !== null) this.ghosts.push({ start: old.start, estimate: old.estimate, until: performance.now() + GHOST_MS });
     this.byStart.set(point.start, point);
   }
+
+  /** How many versions of the query the points are of. */
+  get versions() { return new Set([...this.byStart.values()].map((p) => p.version)).size; }
 
   get points() { return [...this.byStart.values()].sort((a, b) => a.start - b.start); }
 
@@ -120,7 +123,7 @@ function options(width, height, state) {
       x: { range: (u, lo, hi) => reach(u, lo, hi, state) },
       y: { range: (u, lo, hi) => (lo === null ? [0, 1] : pad(lo, hi)) },
     },
-    axes: [{ ...axis, space: 64, values: ticks }, { ...axis, size: 74, values: (_, ticks) => ticks.map((v) => f.short(v)) }],
+    axes: [{ ...axis, space: 64, values: ticks }, { ...axis, size: 74, values: (_, ticks) => ticks.map((v) => (state.series.write === f.number ? f.short(v) : state.series.write(v))) }],
     series: [
       {},
       { label: "estimate", stroke: accent, width: 1.6, points: { show: false }, spanGaps: false },
@@ -204,6 +207,18 @@ function marks(u, state, ink) {
     c.stroke();
     c.setLineDash([]);
   }
+  points.filter((p) => p.version).forEach((p, i, all) => {
+    if (!i || p.version === all[i - 1].version) return;
+    const at = x(p.start - (p.end - p.start) / 2);
+    c.strokeStyle = c.fillStyle = ink.muted;
+    c.beginPath();
+    c.moveTo(at, u.bbox.top);
+    c.lineTo(at, u.bbox.top + u.bbox.height);
+    c.stroke();
+    c.font = `${11 * r}px system-ui, sans-serif`;
+    c.textAlign = "left";
+    c.fillText(`version ${p.version}`, at + 4 * r, u.bbox.top + u.bbox.height - 6 * r);
+  });
   const dense = points.length > u.bbox.width / r / 5;
   for (const ghost of state.series.ghosts) {
     c.globalAlpha = 0.35;
@@ -247,17 +262,17 @@ function tip(u, state) {
   let note = box.querySelector(".tip");
   if (!p || p.estimate === null || u.cursor.left < 0) { note?.remove(); return; }
   if (!note) { note = document.createElement("div"); note.className = "tip"; u.over.append(note); }
-  note.textContent = `${f.time(p.start)} · ${p.phase}, revision ${p.revision}\n${f.estimate(p)}   ${f.interval(p)}`;
+  note.textContent = `${f.time(p.start)} · ${p.phase}, revision ${p.revision}${state.series.versions > 1 ? `, version ${p.version}` : ""}\n${f.estimate(p, state.series.write)}   ${f.interval(p, state.series.write)}`;
   const left = Math.min(u.cursor.left + 12, u.over.clientWidth - note.offsetWidth - 4);
   note.style.transform = `translate(${Math.max(0, left)}px, 6px)`;
 }
 
 export function PointTable({ series, href, text = "explain", limit = 50, empty }) {
-  const points = series.points.slice(-limit).reverse();
+  const points = series.points.slice(-limit).reverse(), several = series.versions > 1;
   return html`<details class="card" open><summary>The same values as a table <small>${points.length} of ${series.byStart.size} windows</small></summary>
   <div class="scroll tall"><table><thead><tr><th>Window (UTC)</th><th>Phase</th><th class="n">Estimate</th><th class="n">Lower</th><th class="n">Upper</th><th class="n">Completeness</th><th></th></tr></thead>
-  <tbody>${points.map((p) => html`<tr key=${p.start}><td>${f.time(p.start)}</td><td>${p.phase}, rev. ${p.revision}</td>
-    <td class="n">${f.estimate(p)}</td><td class=${`n ${p.lower === null ? "unknown" : ""}`}>${f.number(p.lower)}</td><td class=${`n ${p.upper === null ? "unknown" : ""}`}>${f.number(p.upper)}</td>
+  <tbody>${points.map((p) => html`<tr key=${p.start}><td>${f.time(p.start)}</td><td>${p.phase}, rev. ${p.revision}${several ? `, version ${p.version}` : ""}</td>
+    <td class="n">${f.estimate(p, series.write)}</td><td class=${`n ${p.lower === null ? "unknown" : ""}`}>${series.write(p.lower)}</td><td class=${`n ${p.upper === null ? "unknown" : ""}`}>${series.write(p.upper)}</td>
     <td class="n">${f.percent(p.ratio)}</td><td><a href=${href(p)}>${text}<span class="sr"> ${f.time(p.start)}</span></a></td></tr>`)}
   ${points.length === 0 && html`<tr><td colspan="7">${empty}</td></tr>`}</tbody></table></div></details>`;
 }

@@ -17,15 +17,15 @@ export const short = (x) => (x === null || x === undefined ? UNKNOWN : Math.abs(
 
 /** An estimate as text. JSON has no number for NaN and infinities: an answer names them.
  * @param {{estimate: ?number, not_finite: ?string}|null|undefined} v */
-export const estimate = (v) => v?.not_finite ?? number(v?.estimate);
+export const estimate = (v, write = number) => v?.not_finite ?? write(v?.estimate);
 
 /** @param {{estimate: ?number, lower: ?number, upper: ?number, not_finite: ?string}|null} v */
-export function interval(v) {
+export function interval(v, write = number) {
   if (!v) return UNKNOWN;
   if (v.not_finite) return "no finite bounds";
   if (v.lower === null && v.upper === null) return "bounds unknown";
   if (v.lower === v.upper && v.lower === v.estimate) return "exact";
-  return `${v.lower === null ? UNKNOWN : number(v.lower)} … ${v.upper === null ? UNKNOWN : number(v.upper)}`;
+  return `${write(v.lower)} … ${write(v.upper)}`;
 }
 
 /** @param {string|number|null} t */
@@ -59,6 +59,12 @@ export function bytes(n) {
 export const plain = (value) => (typeof value === "object" ? JSON.stringify(value) : String(value)).replace(/[{}"]/g, "").replaceAll(":", " ").replaceAll(",", ", ");
 
 export const percent = (x) => (x === null || x === undefined ? UNKNOWN : `${part.format(x * 100)} %`);
+
+/** Whether a measure is a share of the records, which has a binomial reading. Other ratios, such as a mean, are plain numbers. */
+export const isShare = (answer, measure) => Boolean(answer?.shapes[measure]?.some((shape) => shape.name === "binomial"));
+
+/** How the values of a measure are written: in the chosen unit, `percent` or `plain`; otherwise shares in percent. */
+export const writer = (answer, measure, unit = null) => ((unit ? unit === "percent" : isShare(answer, measure)) ? percent : number);
 
 /** A column of `group_by` as text: `country`, or `lower(host) as host`. */
 export const groupColumn = (key) => (typeof key === "string" ? key : Object.entries(key).map(([name, text]) => `${text} as ${name}`).join());

@@ -72,7 +72,7 @@ export function Staleness({ answer }) {
     age !== first && html`<br /><small class="muted">this revision ${f.duration(age)}</small>`}`;
 }
 
-export const Interval = ({ value }) => html`<span class="interval"><b>${f.estimate(value)}</b> <small class=${value && value.lower === null ? "unknown" : ""}>${f.interval(value)}</small></span>`;
+export const Interval = ({ value, write }) => html`<span class="interval"><b>${f.estimate(value, write)}</b> <small class=${value && value.lower === null ? "unknown" : ""}>${f.interval(value, write)}</small></span>`;
 
 /** The first entries of a list: bars, and the values as text. */
 export function Bars({ answer, measure, group, most = 20 }) {
@@ -84,13 +84,23 @@ export function Bars({ answer, measure, group, most = 20 }) {
 
 export const Problem = ({ error }) => error && html`<p class="problem" role="alert">${error.message || String(error)}</p>`;
 
+/** A button that asks before it acts. `act` returns a promise; what it fails of is shown. */
+export function Confirm({ label, title, text, keep, yes, act }) {
+  const dialog = useRef(null);
+  const [failure, setFailure] = useState(null);
+  const run = () => act().then(() => dialog.current?.close(), setFailure);
+  return html`<button onClick=${() => dialog.current.showModal()}>${label}</button><dialog ref=${dialog} class="card" aria-label=${title}><h2>${title}</h2>
+    <p>${text}</p><${Problem} error=${failure} />
+    <p><button autofocus onClick=${() => dialog.current.close()}>${keep}</button> <button class="danger" onClick=${run}>${yes}</button></p></dialog>`;
+}
+
 export const seconds = (s) => new Date(Math.round(s) * 1000).toISOString().replace(".000", "");
 
 /** A time in UTC; empty: null. */
 export function When({ label, at, set }) {
   const ms = Date.parse(at);
   const changed = (e) => set(e.target.value ? seconds(Date.parse(`${e.target.value}Z`) / 1000) : null);
-  return html`<label>${label} <input type="datetime-local" step="1" aria-label=${`${label}, UTC`} value=${Number.isNaN(ms) ? "" : new Date(ms).toISOString().slice(0, 19)} onChange=${changed} /></label>`;
+  return html`<label>${label} <small>UTC</small> <input type="datetime-local" step="1" aria-label=${`${label}, UTC`} value=${Number.isNaN(ms) ? "" : new Date(ms).toISOString().slice(0, 19)} onChange=${changed} /></label>`;
 }
 
 /** Loads data, again every `every` ms, and when `keys` change. @returns {[any, any, Function]} */

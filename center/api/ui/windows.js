@@ -14,26 +14,36 @@ export function readZoom(text) {
 }
 
 /** Adds what an answer has of a group to a series. @returns {?object} the group's row */
-export function take(series, answer, { measure, value: name }, group) {
+export function take(series, answer, { measure, value: name, unit }, group) {
   const row = f.rowOf(answer.data, group);
   if (!row) return null;
   if (f.list(answer, measure, row)) series.listed = { answer, group: row.group };
   const found = f.values(answer, measure, row), value = found.find((v) => v.name === name) || found[0];
+  series.write = f.writer(answer, measure, unit);
   if (value) series.add({
     start: Date.parse(answer.window.start), end: Date.parse(answer.window.end), phase: answer.phase, revision: answer.revision,
     estimate: value.estimate, lower: value.lower, upper: value.upper, not_finite: value.not_finite, ratio: answer.quality.completeness.ratio, given: Date.parse(answer.given_at),
-    startText: answer.window.start,
+    startText: answer.window.start, version: answer.version,
   });
   return row;
 }
 
-/** The group of an answer whose first value has the widest interval. */
-export const widest = (answer, measure) => [...answer.data].sort((a, b) => f.width(f.values(answer, measure, b)[0]) - f.width(f.values(answer, measure, a)[0]))[0]?.group ?? null;
+/** Orders rows of an answer: the widest interval first, and of equal ones the largest value. */
+export const byNeed = (answer, measures) => {
+  const first = (r) => measures.map((m) => f.values(answer, m, r)[0]);
+  const width = (r) => Math.max(0, ...first(r).map(f.width).filter((w) => w !== undefined));
+  const value = (r) => first(r).find((v) => typeof v?.estimate === "number")?.estimate ?? -Infinity;
+  const down = (a, b) => (a === b ? 0 : a < b ? 1 : -1); // not a difference: both may be infinite
+  return [...answer.data].map((r) => [width(r), value(r), r]).sort(([a, u], [b, v]) => down(a, b) || down(u, v)).map(([, , r]) => r);
+};
+
+/** The group to show when none is chosen. */
+export const widest = (answer, measure) => byNeed(answer, [measure])[0]?.group ?? null;
 
 /** The group to show when none is chosen: the widest of the newest of these windows that has any. Null: none has. */
-async function groupIn(path, measure, questions, windows, series) {
+async function groupIn(path, { measure, version }, questions, windows, series) {
   for (const start of windows.slice(-LOOKED_AT).reverse()) {
-    const answer = await get(`${path}/windows/${encodeURIComponent(start)}`, [["measure", measure], ...questions]), group = widest(answer, measure);
+    const answer = await get(`${path}/windows/${encodeURIComponent(start)}`, [["measure", measure], ["version", version], ...questions]), group = widest(answer, measure);
     if (group) return group;
     series.held ||= f.isHeld(answer);
   }
@@ -50,19 +60,19 @@ export function nothing(series, measure, group) {
 }
 
 /** Adds the points of a choice to a series, page by page.
- * @param {{measure: string, value?: ?string, start?: ?string, end?: ?string, every?: ?string, zone?: ?string, window?: ?number}} choice
+ * @param {{measure: string, version?: ?string, value?: ?string, start?: ?string, end?: ?string, every?: ?string, zone?: ?string, window?: ?number}} choice
  * @param {?object} group whose values are added; null: the widest group of the newest windows
  * @param {() => boolean} wanted  whether the series is still shown; called before each page
  * @returns {Promise<?object>} the group */
 export async function loadWindows(path, choice, group, questions, series, wanted, redraw) {
   let params = [["start", choice.start], ["end", choice.end], ["every", choice.every], ["zone", choice.every && choice.zone], ["limit", 1000]];
   series.ranged = Boolean(choice.start || choice.end);
-  const matrix = choice.every && group ? null : await get(`${path}/completeness`, [["limit", WINDOWS], ["start", choice.start], ["end", choice.end]]);
+  const matrix = choice.every && group ? null : await get(`${path}/completeness`, [["limit", WINDOWS], ["start", choice.start], ["end", choice.end], ["version", choice.version]]);
   if (matrix && !matrix.windows.length) return group;
-  const asked = group ?? await groupIn(path, choice.measure, questions, matrix.windows, series);
+  const asked = group ?? await groupIn(path, choice, questions, matrix.windows, series);
   if (!choice.every) {
     series.answered = matrix.windows.length;
-    params = [["start", choice.start ?? matrix.windows[0]], ["end", new Date(Date.parse(matrix.windows.at(-1)) + 1).toISOString()], ["limit", WINDOWS]];
+    params = [["start", choice.start ?? matrix.windows[0]], ["end", new Date(Date.parse(matrix.windows.at(-1)) + 1).toISOString()], ["limit", WINDOWS], ["version", choice.version]];
   }
   if (!asked) return null;
   params.push(["measure", choice.measure], ...f.groupParams(asked), ...questions);

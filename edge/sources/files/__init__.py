@@ -8,14 +8,3 @@ from edge.sources.files.fingerprint import matching_files
 from edge.sources.files.position import FilePosition
 from edge.sources.files.reader import FileReader, OpenReader, Piece
 from edge.sources.files.source import FileSource, parquet_opener, text_opener
-
-__all__ = [
-    "FilePosition",
-    "FileReader",
-    "FileSource",
-    "OpenReader",
-    "Piece",
-    "matching_files",
-    "parquet_opener",
-    "text_opener",
-]

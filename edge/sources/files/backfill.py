@@ -15,7 +15,7 @@ from edge.codecs import NO_BYTES
 from edge.records import InputGone, Position
 from edge.sources.files.position import FilePosition
 from edge.sources.files.reader import FileReader, OpenReader, Piece, with_guesses
-from edgewater.model.streams import MIN_TIME_MS, TIME_COLUMN
+from edgewater.base.streams import MIN_TIME_MS, TIME_COLUMN
 
 
 @dataclass(slots=True)

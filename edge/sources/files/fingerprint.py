@@ -141,7 +141,7 @@ def _neighbours(path: str) -> Iterable[str]:
         return []
 
 
-BEGINNING_BYTES = 4_096
+BEGINNING_BYTES = 4_096  # limit: what is read to recognise a file
 """The smallest size of a file that gets a fingerprint. Shorter beginnings, such as header lines, may be equal by
 chance.
 """

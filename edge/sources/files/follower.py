@@ -43,13 +43,13 @@ from edge.sources.files.fingerprint import (
 )
 from edge.sources.files.position import FileId, FilePosition, Span, united
 from edge.sources.files.reader import FileReader, OpenReader, Piece, contains, file_gone_piece, note_piece, with_guesses
-from edgewater.model.errors import InvalidConfig, InvalidRecord
-from edgewater.model.streams import MIN_TIME_MS, TIME_COLUMN
+from edgewater.base.errors import InvalidConfig, InvalidRecord
+from edgewater.base.streams import MIN_TIME_MS, TIME_COLUMN
 from edgewater.wire import LossReason
 
 log = logging.getLogger(__name__)
 
-MAX_FOLLOWED_FILES = 1000
+MAX_FOLLOWED_FILES = 1000  # limit: open files
 MAX_LEAVING_FILES = 100
 """The largest number of open files that no longer match the pattern. Beyond it, the files without new records for the
 longest time are closed.
@@ -58,11 +58,11 @@ MIN_RELEASED_FILES = 4
 """The positions of at least this many files that left the pattern are remembered, or of as many as are followed. They
 are needed if the files are copied or grow. Each position of a source contains them.
 """
-MAX_PIECES_PER_VISIT = 16
-LEAVING_QUIET_MS = 500
+MAX_PIECES_PER_VISIT = 16  # limit: the turn of one file, so that others are read
+LEAVING_QUIET_MS = 500  # limit: writes of a process that still has a rotated file
 """A writer may append to a renamed file for a moment. The file may be closed only after this long without new bytes."""
-ROTATE_WAIT_MS = 60_000
-PARTIAL_COPY_MS = 5_000
+ROTATE_WAIT_MS = 60_000  # default: `rotate_wait`
+PARTIAL_COPY_MS = 5_000  # limit: the wait for a copy that is being written
 """A file that begins like another file is not read for this long. The other file may be deleted or truncated soon."""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from edge.codecs import NO_BYTES, Digest
 from edge.records import Position, Rejection
-from edgewater.model.errors import StorageError
+from edgewater.base.errors import StorageError
 
 FileId = tuple[int, int]
 """The device and the inode of a file. Inodes of two file systems may be equal."""

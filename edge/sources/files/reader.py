@@ -9,7 +9,7 @@ from typing import Protocol
 from edge.codecs import RecordSchema
 from edge.records import Decoded, IntArray, Rejection, RejectionReason, guesses
 from edge.sources.files.position import FilePosition
-from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, TIME_COLUMN
+from edgewater.base.streams import MAX_TIME_MS, MIN_TIME_MS, TIME_COLUMN
 from edgewater.wire import DropReason, LossReason
 
 

@@ -7,7 +7,7 @@ slow consumer slows the source, and at most one piece is in memory.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
 
 from edge.codecs import NO_BYTES, RecordSchema, TextFormat, codec_of
@@ -16,12 +16,11 @@ from edge.records import (
     MAX_CHUNK_ROWS,
     SHORT_READ_BYTES,
     Chunk,
-    CoalesceTime,
     InputGone,
     Position,
-    shortest_wait,
     split_rows,
 )
+from edge.source_kinds import SourceContext
 from edge.sources.files.backfill import BackfillFile, BackfillReader
 from edge.sources.files.fingerprint import InputFingerprints, identity_of, locate, matching_files
 from edge.sources.files.follower import ROTATE_WAIT_MS, FollowedFiles, requires_complete_by_name
@@ -29,11 +28,11 @@ from edge.sources.files.parquet import ParquetReader
 from edge.sources.files.position import FilePosition
 from edge.sources.files.reader import FileReader, OpenReader, Piece, contains, file_gone_piece, note_piece, with_guesses
 from edge.sources.files.text import TextReader
-from edgewater.model.errors import InvalidConfig, StorageError
-from edgewater.model.streams import Delivery
+from edgewater.base.errors import InvalidConfig, StorageError
+from edgewater.base.streams import Delivery
 
-POLL_S = 0.25
-BACKFILL_ROWS = 2_048
+POLL_S = 0.25  # limit: how late new lines are noticed
+BACKFILL_ROWS = 2_048  # limit: how long live records wait for a batch of a backfill
 """Records of a chunk of a backfill. It is small, because live sources wait while a chunk is handled."""
 
 
@@ -55,10 +54,6 @@ class FileSource:
         open_reader: opens a matching file.
         follow: true to continue with appended lines and new files.
         requires_complete: returns whether the file at a path can only be read once it is complete.
-        now_ms: returns the wall time, for arrival times.
-        sleep: waits between polls of followed files.
-        busy_sleep: waits between polls while records may be unread, so that the source is not idle.
-        coalesce_s: returns how long a followed file waits between two short reads.
         rotate_wait_ms: how long a file outside the pattern stays open after its last record. It is closed earlier if no
             process has it open for writing.
     """
@@ -69,32 +64,19 @@ class FileSource:
     def __init__(
         self,
         name: str,
-        stream: str,
         pattern: str,
-        schema: RecordSchema,
         open_reader: OpenReader,
+        context: SourceContext,
         *,
-        now_ms: Callable[[], int],
         follow: bool = False,
         requires_complete: Callable[[str], bool] = requires_complete_by_name,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        busy_sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        coalesce_s: CoalesceTime = shortest_wait,
         poll_s: float = POLL_S,
         rotate_wait_ms: int = ROTATE_WAIT_MS,
     ) -> None:
-        self.name = name
-        self.stream = stream
-        self._pattern = pattern
-        self._schema = schema
-        self._open = open_reader
-        self._follow = follow
-        self._requires_complete = requires_complete
-        self._now_ms = now_ms
-        self._sleep, self._busy_sleep = sleep, busy_sleep
-        self._coalesce_s = coalesce_s
-        self._poll_s = poll_s
-        self._rotate_wait_ms = rotate_wait_ms
+        self.name, self.stream, self._schema = name, context.stream, context.schema
+        self._pattern, self._open, self._context = pattern, open_reader, context
+        self._follow, self._requires_complete = follow, requires_complete
+        self._poll_s, self._rotate_wait_ms = poll_s, rotate_wait_ms
         self._reread: FileReader | None = None
         self._fingerprints = InputFingerprints()
 
@@ -126,7 +108,7 @@ class FileSource:
     async def _read_file(self, path: str, at: FilePosition | None) -> AsyncIterator[Chunk]:
         reader = await asyncio.to_thread(self._open, path, at)
         try:
-            while (piece := await asyncio.to_thread(reader.next, True, self._now_ms())) is not None:
+            while (piece := await asyncio.to_thread(reader.next, True, self._context.now_ms())) is not None:
                 for chunk in self._chunks(piece):
                     yield chunk
         finally:
@@ -141,12 +123,12 @@ class FileSource:
             drained, waited_s = False, COALESCE_S
             while True:
                 progress, was_drained, drained = False, drained, True
-                for change in await asyncio.to_thread(followed.refresh, self._now_ms()):
+                for change in await asyncio.to_thread(followed.refresh, self._context.now_ms()):
                     for chunk in self._chunks(change):
                         yield chunk
                 for file in followed.readable():
                     at_end = True
-                    while (piece := await asyncio.to_thread(followed.next, file, self._now_ms())) is not None:
+                    while (piece := await asyncio.to_thread(followed.next, file, self._context.now_ms())) is not None:
                         progress = True
                         for chunk in self._chunks(piece):
                             yield chunk
@@ -156,22 +138,21 @@ class FileSource:
                             break  # the next round reads the next appended lines together
                     drained &= at_end
                 if followed.has_open_record():  # its lines have arrived, so the source is not idle
-                    await self._busy_sleep(self._poll_s)
+                    await self._context.sleep(self._poll_s)
                 elif not progress:
-                    await self._sleep(self._poll_s)
+                    await self._context.wait(self.name, self._poll_s)
                 elif was_drained and drained:
-                    waited_s = self._coalesce_s(self.stream, self.name)
-                    await self._sleep(waited_s)
+                    waited_s = self._context.coalesce_s(self.stream, self.name)
+                    await self._context.wait(self.name, waited_s)
         finally:
             followed.close()
 
     def _chunks(self, piece: Piece, rows: int = MAX_CHUNK_ROWS) -> list[Chunk]:
         decoded = piece.decoded
         start, end = piece.start.to_json(), piece.end.to_json()
-        chunk = Chunk(
-            self.name, decoded.batch, start, end, decoded.rejected, piece.nbytes, piece.losses, piece.input_gone,
-            guessed=decoded.guessed,
-        )  # fmt: skip
+        losses = piece.losses, piece.input_gone
+        counted = decoded.batch, start, end, decoded.rejected, piece.nbytes
+        chunk = Chunk(self.name, *counted, *losses, guessed=decoded.guessed)
         return split_rows(chunk, rows)
 
     def committed(self, position: Position) -> None:
@@ -180,7 +161,7 @@ class FileSource:
     async def backfill(self, position: Position | None, until: Position, since_ms: int) -> AsyncGenerator[Chunk]:
         reader = await asyncio.to_thread(self._backfill_reader, position, FilePosition.from_json(until))
         try:
-            while (piece := await asyncio.to_thread(reader.next, self._now_ms())) is not None:
+            while (piece := await asyncio.to_thread(reader.next, self._context.now_ms())) is not None:
                 progress = reader.progress()
                 for chunk in self._chunks(piece, BACKFILL_ROWS):
                     assert chunk.end is not None

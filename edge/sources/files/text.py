@@ -15,8 +15,8 @@ from edge.codecs import (
     Block,
     ByteStream,
     Digest,
-    Input,
     LineDecoder,
+    OpenFile,
     TextFormat,
     extended,
     split_header,
@@ -45,7 +45,7 @@ class TextReader:
     """A `FileReader` for lines."""
 
     def __init__(self, path: str, codec: str | None, text: TextFormat, position: FilePosition | None) -> None:
-        self._input = Input(path, codec)
+        self._input = OpenFile(path, codec)
         self._text = text
         self._decoders: dict[tuple[str, ...] | None, LineDecoder] = {}
         if position is None:

@@ -4,5 +4,3 @@
 """
 
 from edge.sources.otlp.kind import KIND, OtlpConfig, OtlpReceiver
-
-__all__ = ["KIND", "OtlpConfig", "OtlpReceiver"]

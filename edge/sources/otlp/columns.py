@@ -15,14 +15,14 @@ import pyarrow.compute as pc
 from edge.codecs import RecordSchema, extract_event_times
 from edge.records import Decoded, RejectionReason, Rejections
 from edge.sources.otlp.messages import Attributes, OtlpRecords, Unreadable, any_value, text
+from edgewater.base.streams import type_name
 from edgewater.model import arithmetic
-from edgewater.model.streams import type_name
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 _NS_PER_UNIT = {"ms": 1_000_000, "s": 1_000_000_000, "us": 1_000}
-LATEST_NS = (1 << 63) - 1
+LATEST_NS = (1 << 63) - 1  # format: the largest int64
 
 
 class _Bad:
@@ -179,10 +179,8 @@ class LogRows(Rows):
     """One row for each log record."""
 
     signal = "logs"
-    fields = {
-        "severity_text": "any", "severity_number": "any", "body": "any", "event_name": "any", "trace_id": "string",
-        "span_id": "string",
-    }  # fmt: skip
+    fields = dict.fromkeys(("severity_text", "severity_number", "body", "event_name"), "any")
+    fields |= {"trace_id": "string", "span_id": "string"}
 
     def _times(self) -> IntArray:
         times = nanoseconds(self.records.messages, "time_unix_nano")
@@ -204,11 +202,8 @@ class SpanRows(Rows):
     """One row for each span. The event time is the span's end."""
 
     signal = "traces"
-    fields = {
-        "name": "any", "kind": "string", "status": "string", "status_message": "any", "duration_ms": "float64",
-        "duration_ns": "int64", "trace_id": "string", "span_id": "string", "parent_span_id": "string",
-        "trace_state": "string",
-    }  # fmt: skip
+    fields = {"name": "any", "status_message": "any", "duration_ms": "float64", "duration_ns": "int64"}
+    fields |= dict.fromkeys("kind status trace_id span_id parent_span_id trace_state".split(), "string")
 
     def _times(self) -> IntArray:
         return nanoseconds(self.records.messages, "end_time_unix_nano")

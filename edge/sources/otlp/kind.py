@@ -7,7 +7,8 @@ request counts once for each stream.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -19,16 +20,16 @@ from edge.codecs import RecordSchema
 from edge.config import Model
 from edge.receivers import Body, Counted, Part, PushedSource, Receiver, Refused, Request
 from edge.records import Source
-from edge.source_kinds import SourceContext
+from edge.source_kinds import SourceContext, require_module
 from edge.sources.grpc_receiving import MEDIA as GRPC
 from edge.sources.grpc_receiving import STATUS
 from edge.sources.http_body import ENCODINGS
-from edgewater.model.errors import InvalidConfig, installation
-from edgewater.model.streams import type_name
+from edgewater.base.errors import InvalidConfig
+from edgewater.base.streams import type_name
 from edgewater.runtime.configuration import refusal
 
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
-MAX_SERIES = 1_000_000
+MAX_SERIES = 1_000_000  # limit: memory of series
 _PREFIXES = ("attributes.", "resource.", "scope.attributes.")
 _SERVICES = {
     "logs": "logs.v1.LogsService",
@@ -72,13 +73,12 @@ class Otlp:
     config = OtlpConfig
 
     def sources(self, options: OtlpConfig, context: SourceContext) -> Sequence[Source]:
-        _require_package(context)
+        require_module("google.rpc.status_pb2", "googleapis-common-protos", "otlp")
+        require_module("opentelemetry.proto", "opentelemetry-proto", "otlp")
         _paths(options, context)
         return [_source(options, context)]
 
     def receivers(self, entries: Sequence[tuple[OtlpConfig, SourceContext]]) -> Sequence[Receiver]:
-        for _, context in entries:
-            _require_package(context)
         by_signal: dict[str, list[tuple[OtlpConfig, SourceContext]]] = {}
         for options, context in entries:
             by_signal.setdefault(options.signal, []).append((options, context))
@@ -86,15 +86,6 @@ class Otlp:
 
 
 KIND = Otlp()
-
-
-def _require_package(context: SourceContext) -> None:
-    try:
-        import google.rpc.status_pb2  # noqa: F401
-        import opentelemetry.proto  # noqa: F401
-    except ImportError as exc:
-        accepted = f"the package opentelemetry-proto: {installation('otlp')}"
-        raise InvalidConfig(f"streams.{context.stream}.sources.otlp", "otlp", accepted, str(exc)) from exc
 
 
 def _source(options: OtlpConfig, context: SourceContext) -> PushedSource:
@@ -115,14 +106,14 @@ def _paths(options: OtlpConfig, context: SourceContext) -> dict[str, str]:
     Raises:
         InvalidConfig: a path is neither a field nor an attribute, or the type of a column does not fit its field.
     """
-    where, schema = f"streams.{context.stream}.sources.otlp", context.schema
+    schema = context.schema
     fields, given = _fields(options.signal), options.columns
     names = [*schema.columns, *(name for name in schema.time.columns if name not in schema.columns)]
     for name in given:
         if name not in names:
-            raise InvalidConfig(f"{where}.columns.{name}", name, f"one of the columns {', '.join(names)}")
+            raise InvalidConfig(f"columns.{name}", name, f"one of the columns {', '.join(names)}")
     if options.metrics is not None and options.signal != "metrics":
-        raise InvalidConfig(f"{where}.metrics", options.metrics, "no metrics with another signal than metrics")
+        raise InvalidConfig("metrics", options.metrics, "no metrics with another signal than metrics")
     result = {}
     for name in names:
         is_time = name in schema.time.columns
@@ -130,22 +121,22 @@ def _paths(options: OtlpConfig, context: SourceContext) -> dict[str, str]:
         if path is None and name in schema.constants:
             path = "attributes." + name
         if path is None:
-            _check_time(schema, where)
+            _check_time(schema)
             continue
         is_attribute = any(path.startswith(prefix) and len(path) > len(prefix) for prefix in _PREFIXES)
         if path not in (*fields, "scope.name", "scope.version") and not is_attribute:
             prefixes = ", ".join(prefix + "NAME" for prefix in _PREFIXES)
             accepted = f"one of {', '.join(fields)}, scope.name, scope.version, {prefixes}"
-            raise InvalidConfig(f"{where}.columns.{name}", path, accepted)
-        _check_type(f"{where}.columns.{name}", path, schema.textual[name], fields.get(path, "any"))
+            raise InvalidConfig(f"columns.{name}", path, accepted)
+        _check_type(f"columns.{name}", path, schema.textual[name], fields.get(path, "any"))
         result[name] = path
     return result
 
 
-def _check_time(schema: RecordSchema, where: str) -> None:
+def _check_time(schema: RecordSchema) -> None:
     if schema.time.time_of_day is not None or schema.time.is_text:
         accepted = "time.unit ms, s or us, without time.time_of_day: the event time is a field of the records"
-        raise InvalidConfig(where, schema.time.unit, accepted)
+        raise InvalidConfig("", schema.time.unit, accepted)
 
 
 def _check_type(field: str, path: str, kind: pa.DataType, accepted: str) -> None:
@@ -197,7 +188,7 @@ class OtlpReceiver:
 
     def reply(self, request: Request, counted: Sequence[Counted]) -> Response:
         rejected = {each.source.stream: each.rejected for each in counted if each.rejected}
-        message = self._response()()
+        message = self._response()
         if rejected:
             total = sum(r.count for rejections in rejected.values() for r in rejections)
             name = {"logs": "log_records", "metrics": "data_points", "traces": "spans"}[self._signal]
@@ -209,16 +200,11 @@ class OtlpReceiver:
             )
         return _rendered(message, request, 200)
 
-    def _response(self) -> Callable[[], Any]:
-        from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
-        from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
-        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
-
-        return {
-            "logs": ExportLogsServiceResponse,
-            "metrics": ExportMetricsServiceResponse,
-            "traces": ExportTraceServiceResponse,
-        }[self._signal]
+    def _response(self) -> Any:
+        """Returns an empty reply of the signal's service."""
+        package, service = _SERVICES[self._signal].rsplit(".", maxsplit=1)
+        name = f"opentelemetry.proto.collector.{package}.{package.partition('.')[0]}_service_pb2"
+        return getattr(import_module(name), f"Export{service}Response")()
 
     def refusal(self, request: Request, refused: Refused) -> Response:
         """Returns a `google.rpc.Status`. Exporters repeat only requests with status 429 or 503, so a time-out gets

@@ -31,22 +31,23 @@ from opentelemetry.proto.resource.v1 import resource_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 from edge.receivers import Body
-from edgewater.model.errors import InvalidRecord
+from edgewater.base.errors import InvalidRecord
 
 IntArray = npt.NDArray[np.int64]
 T = TypeVar("T")
 
-UNIT_BYTES = 16
-RECORD_UNITS = 4
+UNIT_BYTES = 16  # limit: memory of a decoded body, as a multiple of its size
+RECORD_UNITS = 4  # limit: memory of a decoded record
 """The cost of a record or a point, in units. Its messages need about a kilobyte. A bucket or a JSON token costs one
 unit. A body may cost one unit per `UNIT_BYTES` bytes of the largest body.
 """
 _PACKAGE = "opentelemetry.proto."
-_OPAQUE = (
-    "common.v1.KeyValue", "common.v1.AnyValue", "metrics.v1.Exemplar", "trace.v1.Span.Event", "trace.v1.Span.Link",
-    "metrics.v1.Gauge", "metrics.v1.Sum", "metrics.v1.Histogram", "metrics.v1.ExponentialHistogram",
-    "metrics.v1.Summary",
-)  # fmt: skip
+_OPAQUE = tuple(
+    (
+        "common.v1.KeyValue common.v1.AnyValue metrics.v1.Exemplar trace.v1.Span.Event trace.v1.Span.Link "
+        "metrics.v1.Gauge metrics.v1.Sum metrics.v1.Histogram metrics.v1.ExponentialHistogram metrics.v1.Summary"
+    ).split()
+)
 _REQUESTS = {"logs": logs_pb2.LogsData, "metrics": metrics_pb2.MetricsData, "traces": trace_pb2.TracesData}
 """The message class with the fields of an export request, by signal."""
 _RECORDS = {"logs": "logs.v1.LogRecord", "metrics": "metrics.v1.Metric", "traces": "trace.v1.Span"}

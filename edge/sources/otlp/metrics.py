@@ -26,10 +26,10 @@ from google.protobuf.message import DecodeError
 
 from edge.codecs import RecordSchema
 from edge.records import Decoded, RejectionReason, guesses
-from edge.series import KEY_BYTES, SeriesMemory, SeriesUpdate, Totals
+from edge.series import KEY_BYTES, Points, SeriesMemory, SeriesUpdate
 from edge.sources.otlp.columns import IntArray, Prepared, Rows, Values, nanoseconds, prepare
 from edge.sources.otlp.messages import Budget, OtlpRecords, Unreadable, message_class, text
-from edgewater.model.streams import type_name
+from edgewater.base.streams import type_name
 from edgewater.wire import DropReason
 
 BoolArray = npt.NDArray[np.bool_]
@@ -40,8 +40,8 @@ _CLASSES = ("Gauge", "Sum", "Histogram", "ExponentialHistogram", "Summary")
 _GAUGE, _SUM, _HISTOGRAM, _EXPONENTIAL, _SUMMARY = range(5)
 PARTS = ("value", "total", "bucket", "quantile")
 _VALUE, _TOTAL, _BUCKET, _QUANTILE = range(4)
-_DELTA, _CUMULATIVE = 1, 2
-_NO_VALUE = 1
+_DELTA, _CUMULATIVE = 1, 2  # format: of OTLP
+_NO_VALUE = 1  # format: of OTLP
 """The flag of a point without a recorded value."""
 MIN_SCALE, MAX_SCALE = -10, 20
 """The accepted scales of exponential histograms. Bucket `i` begins at 2^(i · 2^-scale)."""
@@ -102,10 +102,9 @@ class _Builder:
         except DecodeError:
             self.unreadable += 1
             return
-        described = _Metric(
-            text(metric.name), text(metric.unit), text(metric.description), number,
-            getattr(data, "aggregation_temporality", 0), getattr(data, "is_monotonic", False), group,
-        )  # fmt: skip
+        texts = text(metric.name), text(metric.unit), text(metric.description)
+        temporality, monotonic = getattr(data, "aggregation_temporality", 0), getattr(data, "is_monotonic", False)
+        described = _Metric(*texts, number, temporality, monotonic, group)
         self.metrics.append(described)
         add = (self._numbers, self._numbers, self._histogram, self._exponential, self._summary)[number]
         for point in data.data_points:
@@ -133,9 +132,8 @@ class _Builder:
         self._row(_VALUE, None if kind is None else getattr(point, kind))
 
     def _total(self, point: Any) -> None:
-        self._row(_TOTAL, point.count, **{
-            name: getattr(point, name) if point.HasField(name) else None for name in ("sum", "min", "max")
-        })  # fmt: skip
+        known = {name: getattr(point, name) for name in ("sum", "min", "max") if point.HasField(name)}
+        self._row(_TOTAL, point.count, **known)
 
     def _buckets(self, counts: Sequence[int], lower: Iterable[float | None], upper: Iterable[float | None]) -> None:
         self.budget.take(len(counts), unit=1)
@@ -187,11 +185,9 @@ class MetricRows(Rows):
     """
 
     signal = "metrics"
-    fields = {
-        "name": "string", "unit": "string", "description": "string", "type": "string", "temporality": "string",
-        "monotonic": "bool", "part": "string", "value": "number", "count": "number", "sum": "float64",
-        "min": "float64", "max": "float64", "lower": "float64", "upper": "float64", "quantile": "float64",
-    }  # fmt: skip
+    fields = dict.fromkeys("name unit description type temporality part".split(), "string")
+    fields |= {"monotonic": "bool", "value": "number", "count": "number"}
+    fields |= dict.fromkeys("sum min max lower upper quantile".split(), "float64")
 
     def __init__(self, records: OtlpRecords, names: Sequence[str] | None, budget: Budget) -> None:
         builder = _Builder(budget)
@@ -271,10 +267,8 @@ class MetricRows(Rows):
 
     def _metric_digest(self, metric: _Metric) -> Any:
         resource, scope = self.records.resources[metric.group], self.records.scopes[metric.group]
-        identity = (
-            sorted(resource.attributes), text(scope.name), text(scope.version), sorted(scope.attributes), metric.name,
-            metric.unit, metric.kind,
-        )  # fmt: skip
+        scoped = text(scope.name), text(scope.version), sorted(scope.attributes)
+        identity = sorted(resource.attributes), *scoped, metric.name, metric.unit, metric.kind
         return hashlib.blake2b(repr(identity).encode(), digest_size=KEY_BYTES)
 
 
@@ -316,7 +310,7 @@ class MetricStream:
         rejected = Decoded(self._schema.empty(), prepared.rejections.as_tuple())
         return rejected, lambda memory: self._convert(rows, prepared, arrival_ms, at, points, memory)
 
-    def _totals(self, rows: MetricRows, prepared: Prepared, arrival_ms: int) -> tuple[IntArray, Totals]:
+    def _totals(self, rows: MetricRows, prepared: Prepared, arrival_ms: int) -> tuple[IntArray, Points]:
         """Returns the indices of the totals that are not rejected, and their points."""
         time, time_ms = self._schema.time, rows.time_ns // 1_000_000
         # A point in the far future will be rejected. It is left out here, so that later points of its series are not
@@ -324,10 +318,16 @@ class MetricStream:
         plausible = (time_ms >= time.min_ms) & (time_ms <= time.latest_ms(arrival_ms))
         at = np.flatnonzero(rows.is_total & prepared.keep & plausible)
         sums = np.nan_to_num(rows.extra["sum"][at], posinf=np.inf, neginf=-np.inf)
-        return at, Totals(rows.keys(at), rows.start_ns[at], rows.time_ns[at], rows.bits[at], rows.is_int[at], sums)
+        return at, Points(rows.keys(at), rows.start_ns[at], rows.time_ns[at], rows.bits[at], rows.is_int[at], sums)
 
     def _convert(
-        self, rows: MetricRows, prepared: Prepared, arrival_ms: int, at: IntArray, points: Totals, memory: SeriesMemory
+        self,
+        rows: MetricRows,
+        prepared: Prepared,
+        arrival_ms: int,
+        at: IntArray,
+        points: Points,
+        memory: SeriesMemory,
     ) -> tuple[Decoded, SeriesUpdate]:
         added = memory.increments(points, arrival_ms * 1_000_000, self._max_series)
         bits, is_int, total = rows.bits.copy(), rows.is_int.copy(), rows.extra["sum"].copy()
@@ -356,9 +356,15 @@ class MetricStream:
         return replace(decoded, guessed=tuple(guessed)), added.update
 
     def _finish(
-        self, rows: MetricRows, prepared: Prepared, arrival_ms: int, counts: BoolArray,
-        bits: IntArray, is_int: BoolArray, total: FloatArray,
-    ) -> Decoded:  # fmt: skip
+        self,
+        rows: MetricRows,
+        prepared: Prepared,
+        arrival_ms: int,
+        counts: BoolArray,
+        bits: IntArray,
+        is_int: BoolArray,
+        total: FloatArray,
+    ) -> Decoded:
         """Adds the numeric columns, and removes the rows that do not count."""
         has_value = (rows.part == _VALUE) | (rows.part == _QUANTILE)
         is_absolute = ~rows.is_total
@@ -396,7 +402,7 @@ def _numeric(bits: IntArray, is_int: BoolArray, has: BoolArray, kind: pa.DataTyp
     return pa.array(ints, kind, mask=~(has & whole)), has & ~whole
 
 
-def _have_moved(is_bucket: BoolArray, point_of: IntArray, points: Totals, last_ns: IntArray) -> BoolArray:
+def _have_moved(is_bucket: BoolArray, point_of: IntArray, points: Points, last_ns: IntArray) -> BoolArray:
     """Returns a mask of the buckets that are new in a histogram that is not: the sender has changed the bounds.
 
     The total of such a bucket has records that earlier buckets have counted.

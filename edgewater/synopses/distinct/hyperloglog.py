@@ -15,15 +15,15 @@ values and not on their order.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from edgewater.model.errors import CorruptSynopsis, InvalidRequest
-from edgewater.synopses.array_stack import ArrayStack, group_mask
+from edgewater.base.errors import InvalidRequest
+from edgewater.synopses.array_stack import ArrayStack, group_mask, register_stack
 from edgewater.synopses.base import (
+    CHUNK,
     ITEM_TYPES,
     BoolArray,
     Distinct,
@@ -39,23 +39,23 @@ from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.layout import Layout, field
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray, hash_values
 from edgewater.synopses.intervals import normal_quantile
-from edgewater.synopses.registry import Function, Parameter, register_function, register_kind, stack_maker
+from edgewater.synopses.registry import Parameter
+from edgewater.synopses.row_stack import row_fields
 from edgewater.synopses.single import SingleSynopsis
-from edgewater.synopses.sparse_cells import SparseCells, cell_keys, cells_of, groups_of, row_fields
+from edgewater.synopses.sparse_cells import SparseCells, cell_keys, cells_of, groups_of
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 Registers = npt.NDArray[np.uint8]
 
 DEFAULT_PRECISION = 14
-MIN_PRECISION, MAX_PRECISION = 4, 18
+MIN_PRECISION, MAX_PRECISION = 4, 18  # limit: memory of a sketch
 STANDARD_ERROR = math.sqrt(3 * math.log(2) - 1)
 """The relative standard error of the estimate times √m (Ertl 2017, eq. 25): 1.0389."""
 
-_DENSE_DIVISOR = 8  # a group is dense if more than 1/8 of its registers are in use
+_DENSE_DIVISOR = 8  # derived: a sparse register takes eight times the memory of a dense one
 _NO_ROWS = np.zeros(0, np.int64)
 _ROLES = codec.ArrayRoles(1, equal=(0,), group_numbers=(5,))
 _MOST_GROUPS = 1 << 15  # limits how many groups' histograms are in memory at a time
-_CHUNK = 1 << 15  # so that a chunk's temporaries stay in the L2 cache
 
 
 class HyperLogLogStack(ArrayStack):
@@ -70,6 +70,9 @@ class HyperLogLogStack(ArrayStack):
     kind: ClassVar[str] = "hyperloglog"
     properties: ClassVar[Properties] = Properties(idempotent=True)
     questions: ClassVar[Questions] = (Distinct,)
+    required: ClassVar[tuple[str, ...]] = ("precision",)
+    carried: ClassVar[tuple[str, ...]] = ("level", "seed")
+    types: ClassVar[tuple[str, ...]] = ITEM_TYPES
     arrays: ClassVar[dict[str, tuple[str, float]]] = {"row": ("<i8", -1)}
     layouts: ClassVar[tuple[Layout, ...]] = (Layout.of(field("level", "<i8", 1), *row_fields("|u1")),)
     stacking: ClassVar[codec.ArrayRoles | None] = _ROLES
@@ -94,20 +97,13 @@ class HyperLogLogStack(ArrayStack):
         return 1 << self.bits
 
     @property
-    def parameters(self) -> dict[str, Any]:
-        return {"precision": self.precision}
-
-    @property
     def nbytes(self) -> int:
         return super().nbytes + self._sparse.nbytes + self._dense.nbytes
 
-    def _empty(self) -> Self:
-        return type(self)(precision=self.precision, level=self.level, seed=self.seed)
-
     def update(self, codes: IntArray, values: Any, *, times: IntArray | None = None) -> None:
         """Adds a batch: Arrow strings, or a NumPy array of bool, integers or floats."""
-        for at in range(0, len(values), _CHUNK):
-            self._add(codes[at : at + _CHUNK], hash_values(values[at : at + _CHUNK], self.seed))
+        for at in range(0, len(values), CHUNK):
+            self._add(codes[at : at + CHUNK], hash_values(values[at : at + CHUNK], self.seed))
 
     def _add(self, codes: IntArray, hashes: WordArray) -> None:
         index = (hashes >> np.uint64(64 - self.bits)).view(np.int64)
@@ -215,33 +211,6 @@ class HyperLogLogStack(ArrayStack):
         if self._sparse.needs_consolidation:
             self._consolidate()
 
-    def merge_singles(self, others: Sequence[Self]) -> None:
-        """Merges stacks of one group into this stack of one group, by one maximum over all their registers."""
-        for other in others:
-            self._require_equal_parameters(other)
-        dense = []
-        for other in others:
-            if other._sparse.holds_any:
-                self._sparse.add(*other._consolidate())
-            row = other._state["row"][0]
-            if row >= 0:
-                dense.append(other._dense[row])
-        if dense or self._state["row"][0] >= 0:
-            self._merge_rows(dense)
-        self._consolidate()
-
-    def _merge_rows(self, rows: Sequence[Registers]) -> None:
-        """Merges rows of registers into the only group."""
-        if self._state["row"][0] < 0:
-            self._make_dense(np.ones(1, bool))
-        registers = self._dense[self._state["row"][0]]
-        if self._sparse.holds_any:
-            keys, rho = self._sparse.consolidated()
-            np.maximum.at(registers, cells_of(keys), rho)
-            self._sparse.drop(np.ones(1, bool))
-        for row in rows:
-            np.maximum(registers, row, out=registers)
-
     def take(self, groups: IntArray) -> Self:
         self._consolidate()
         if len(self) == len(groups) == 1:
@@ -338,7 +307,7 @@ class HyperLogLogStack(ArrayStack):
 
     def to_message(self) -> SynopsisMessage:
         self._consolidate()
-        message = codec.header(self.kind, self.version, self.parameters, seed=self.seed)
+        message = self._header()
         dense = np.flatnonzero(self._view("row") >= 0)
         rows = self._dense[self._view("row")[dense]]
         arrays = (np.array([self.level]), *self._sparse.pack(len(self)), dense, rows)
@@ -346,15 +315,12 @@ class HyperLogLogStack(ArrayStack):
         return message
 
     @classmethod
-    def from_message(cls, message: SynopsisMessage) -> Self:
-        parameters, (level, *cells, dense, rows) = cls._open(message)
-        try:
-            result = cls(len(cells[0]), precision=parameters["precision"], level=int(level[0]), seed=message.seed)
-            result._sparse.unpack(*cells)
-            result._dense = rows
-            result._check_state(dense)
-        except (KeyError, IndexError, TypeError, ValueError, InvalidRequest) as exc:
-            raise CorruptSynopsis(f"{cls.kind}: parameters and arrays do not fit: {exc}") from exc
+    def _decoded(cls, given: dict[str, Any], arrays: list[Any]) -> Self:
+        level, *cells, dense, rows = arrays
+        result = cls(len(cells[0]), **given, level=int(level[0]))
+        result._sparse.unpack(*cells)
+        result._dense = rows
+        result._check_state(dense)
         result._view("row")[dense] = np.arange(len(dense))
         return result
 
@@ -432,7 +398,6 @@ class HyperLogLog(SingleSynopsis[HyperLogLogStack]):
     """
 
     stack_type = HyperLogLogStack
-    types: ClassVar[tuple[str, ...]] = ITEM_TYPES
 
     def __init__(self, precision: int = DEFAULT_PRECISION, *, seed: int = DEFAULT_SEED) -> None:
         super().__init__(HyperLogLogStack(1, precision=precision, seed=seed))
@@ -447,13 +412,8 @@ class HyperLogLog(SingleSynopsis[HyperLogLogStack]):
         raise InvalidRequest("epsilon", epsilon, f"a relative standard error of at least {least:.5f}")
 
 
-register_kind(HyperLogLogStack)
-register_function(
-    Function(
-        "distinct",
-        stack_maker(HyperLogLogStack),
-        seeded=True,
-        types=ITEM_TYPES,
-        parameters={"precision": Parameter.whole(DEFAULT_PRECISION, MIN_PRECISION, MAX_PRECISION)},
-    )
+register_stack(
+    HyperLogLogStack,
+    "distinct",
+    parameters={"precision": Parameter.whole(DEFAULT_PRECISION, MIN_PRECISION, MAX_PRECISION)},
 )

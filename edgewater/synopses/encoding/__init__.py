@@ -5,5 +5,3 @@ messages, but no kind of synopsis: it imports no stack.
 """
 
 from edgewater.synopses.encoding import codec, state
-
-__all__ = ["codec", "state"]

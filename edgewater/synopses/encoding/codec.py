@@ -22,24 +22,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from google.protobuf.message import DecodeError
 
-from edgewater.guard.nesting import MAX_PACKED, Nesting, check_nesting
-from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, UnsupportedVersion
+from edgewater.base.errors import CorruptSynopsis, IncompatibleSynopses, UnsupportedVersion
+from edgewater.base.nesting import MAX_PACKED, Nesting, check_nesting
 from edgewater.synopses.base import IntArray
 from edgewater.wire.synopsis_pb2 import Array as ArrayMessage
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 MAGIC = b"EWS1"
 _HEADER = struct.Struct("<4sI")
-MAX_BYTES = 1 << 30
+MAX_BYTES = 1 << 30  # limit: memory of a message
 MAX_RECORDS = (1 << 64) - 1
 """The largest number of records that a message can state. Sums stop at this number."""
 MAX_PARAMETERS = 64 << 10
 """Characters of a synopsis' parameters."""
 _MAX_BRACKETS = 256  # limits the depth of the parameters
-_MAX_DIGITS = 30
+_MAX_DIGITS = 30  # limit: CPU of parameters
 MAX_DEPTH = 4
 """Levels of nested synopses: a manager of managers of wavelets has three."""
-_BYTES_PER_MESSAGE = 16
+_BYTES_PER_MESSAGE = 16  # limit: memory of nested messages
 """Every nested message that `seal` wrote has more bytes than this. In memory each takes about 100."""
 
 
@@ -65,14 +65,14 @@ def _is_plain(data: bytes, at: int, end: int) -> bool:
 _ARRAY = Nesting({6: Nesting(packed=frozenset({4}))}, frozenset({4}), _is_plain)
 _STACK = Nesting({6: _ARRAY})
 _SYNOPSIS = Nesting({6: _ARRAY, 7: Nesting({6: _ARRAY, 7: Nesting({6: _ARRAY, 7: _STACK})})})
-_MAX_AXES = 8
-_FACTOR_BITS = 32
+_MAX_AXES = 8  # limit: CPU of a shape
+_FACTOR_BITS = 32  # derived: an int32 has the quotients
 _VALUES_PER_STRING, _SAMPLE = 4, 1 << 10  # numbers take fewer bytes than strings from this many values per string on
-_PLANES_FROM = 32  # with fewer numbers, the order of bytes does not matter
-_MANY_RUNS = 3 / 4
-_FEW_STRINGS, _FEW_NUMBERS = 64, 64  # it is faster to compare so few in Python
-_SHOWN = 100
-_CACHED = 1 << 10  # parameters up to this many characters are parsed once
+_PLANES_FROM = 32  # with fewer numbers, the order of bytes does not matter; measured: bench.synopses
+_MANY_RUNS = 3 / 4  # measured: bench.synopses
+_FEW_STRINGS, _FEW_NUMBERS = 64, 64  # it is faster to compare so few in Python; measured: bench.synopses
+_SHOWN = 100  # limit: length of a message
+_CACHED = 1 << 10  # parameters up to this many characters are parsed once; limit: memory of the cache
 _NARROWER = {
     of: [(np.dtype(t), int(np.iinfo(t).min), int(np.iinfo(t).max)) for t in narrower]
     for of, narrower in {"i": ("|u1", "|i1", "<u2", "<i2", "<u4", "<i4"), "u": ("|u1", "<u2", "<u4")}.items()
@@ -89,7 +89,7 @@ END = b"\xff"
 """The byte at the end of a string, which UTF-8 never has."""
 MAX_REPEATED = 32
 """Memory of repeated strings, at most, per byte of the message. A reader accepts twice as much."""
-MAX_CODED = 256
+MAX_CODED = 256  # format: codes of one byte
 
 
 def seal(message: SynopsisMessage) -> bytes:

@@ -14,14 +14,14 @@ from typing import Any, Self
 
 import numpy as np
 
-from edgewater.model.errors import CorruptSynopsis
+from edgewater.base.errors import CorruptSynopsis
 from edgewater.synopses.encoding import codec
 from edgewater.wire.synopsis_pb2 import Array as ArrayMessage
 
 KEYS = "keys"
 """The type of a field that is an array of strings, or of numbers, with or without nulls (`codec.encode_keys`)."""
 STRINGS = "utf8"
-MAX_RANK = 8
+MAX_RANK = 8  # limit: CPU of a shape
 MAX_COUNT = 1 << 62
 """The largest number of values of a group. The sum of two such numbers fits into int64."""
 MAX_SHIPPED = 1 << 40
@@ -33,8 +33,8 @@ _KEY_TYPES = (STRINGS, "<i8", "<f8", "|b1")
 _FLOATS = ("<f8",)
 _WIDE = ("<i8", "<u8")  # counts of more than 32 bits
 _TYPES = codec.TYPES
-_FEW = 16
-_SHORT = 64
+_FEW = 16  # measured: bench.synopses
+_SHORT = 64  # limit: lengths that cost no bytes
 _SIZES = {name: dtype.itemsize for name, dtype in codec.TYPES.items()}
 _LIMITS = {
     name: (float(np.iinfo(dtype).min), float(np.iinfo(dtype).max)) if dtype.kind in "iu" else (-math.inf, math.inf)

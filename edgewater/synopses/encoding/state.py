@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 from google.protobuf.message import DecodeError
 
-from edgewater.model.errors import CorruptSynopsis, UnsupportedVersion
+from edgewater.base.errors import CorruptSynopsis, UnsupportedVersion
 from edgewater.synopses.encoding import codec
 from edgewater.wire.synopsis_pb2 import Array as ArrayMessage
 

@@ -3,27 +3,3 @@
 The query functions `count`, `sum`, `min`, `max`, `mean` and `var` build them. Their states are a few numbers per group.
 Under an error budget, an edge may withhold states that have an error function (`BoundedError`).
 """
-
-from edgewater.synopses.exact.aggregates import (
-    CountStack,
-    ExtremumStack,
-    FloatSumStack,
-    IntegerSumStack,
-    MaxStack,
-    MeanStack,
-    MinStack,
-    SumStack,
-    VarianceStack,
-)
-
-__all__ = [
-    "CountStack",
-    "ExtremumStack",
-    "FloatSumStack",
-    "IntegerSumStack",
-    "MaxStack",
-    "MeanStack",
-    "MinStack",
-    "SumStack",
-    "VarianceStack",
-]

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from edgewater.model.errors import CorruptSynopsis
 from edgewater.synopses.array_stack import ArrayStack, keep_better
 from edgewater.synopses.base import (
     ITEM_TYPES,
@@ -40,16 +39,16 @@ from edgewater.synopses.registry import Function, Parameters, register_function,
 from edgewater.synopses.shapes import Shape, ShownInterval
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
-_LINEAR = Properties(invertible=True, linear=True)
+_LINEAR = Properties(linear=True)
 _PER_GROUP = ArrayRoles(0)
 
 S = TypeVar("S", bound=ArrayStack)
-_MAX_QUANTUM = 2.0**62
-_LARGEST_CUT = 2.0**900
-_HALF = 32
-FEW = 16
+_MAX_QUANTUM = 2.0**62  # format: of int64
+_LARGEST_CUT = 2.0**900  # derived: multiples below it do not overflow
+_HALF = 32  # format: half of int64
+FEW = 16  # measured: bench.synopses
 """A batch with fewer than one record per this many groups is summed over its own groups only."""
-_ROWS = 1 << 20  # the lower halves of this many rows add up to less than 2^53
+_ROWS = 1 << 20  # derived: the lower halves of so many rows add up to less than 2^53
 
 WideSums = tuple[IntArray, IntArray]
 """Sums of int64 in 128 bits, as low word and carry per group: ``low + carry * 2^64``, low in [-2^63, 2^63)."""
@@ -214,11 +213,8 @@ class IntegerSumStack(SumStack):
         return message
 
     @classmethod
-    def from_message(cls, message: SynopsisMessage) -> Self:
-        _, decoded = cls._open(message)
-        result = cls()
-        result._load([*decoded, np.zeros_like(decoded[1])][:3])
-        return result
+    def _decoded(cls, given: dict[str, Any], arrays: list[Any]) -> Self:
+        return super()._decoded(given, [*arrays, np.zeros_like(arrays[1])][:3])
 
 
 def _cut(stack: S, name: str, quantum: float) -> S:
@@ -264,11 +260,9 @@ class _FloatSumsStack(ArrayStack):
         return message
 
     @classmethod
-    def from_message(cls, message: SynopsisMessage) -> Self:
-        _, decoded = cls._open(message)
-        result = cls()
-        result._load(decoded)
-        result._totals = FloatSums.from_arrays(decoded[len(cls.arrays) :], cls.kind)
+    def _decoded(cls, given: dict[str, Any], arrays: list[Any]) -> Self:
+        result = super()._decoded(given, arrays)
+        result._totals = FloatSums.from_arrays(arrays[len(cls.arrays) :], cls.kind)
         return result
 
     def _add(self, codes: IntArray, values: npt.NDArray[Any], counts: IntArray) -> None:
@@ -456,10 +450,10 @@ class VarianceStack(_FloatSumsStack):
     layouts = float_sums.layouts(count("n"), field("m2", "<f8"))
 
     @classmethod
-    def from_message(cls, message: SynopsisMessage) -> Self:
-        result = super().from_message(message)
+    def _decoded(cls, given: dict[str, Any], arrays: list[Any]) -> Self:
+        result = super()._decoded(given, arrays)
         if (result._view("m2") < 0.0).any():
-            raise CorruptSynopsis(f"{cls.kind}: a sum of squares is below 0")
+            raise ValueError("a sum of squares is below 0")
         return result
 
     def update(self, codes: IntArray, values: Any, *, times: IntArray | None = None) -> None:
@@ -508,11 +502,11 @@ class VarianceStack(_FloatSumsStack):
         return Estimates.exact_floats(variance, n > 1, rounding)
 
 
-_TINY = 1e-260
-_LEAST_FLOAT = 5e-324
-_VARIANCE_ERROR = 2.0**-49
+_TINY = 1e-260  # derived: squares of smaller numbers underflow
+_LEAST_FLOAT = 5e-324  # format: of float64
+_VARIANCE_ERROR = 2.0**-49  # derived: a few roundings of 2^-53
 """Bound of the relative rounding error of a variance, per value. Each value takes part in a few roundings of 2^-53."""
-_NO_DEVIATION = 2.0**-80
+_NO_DEVIATION = 2.0**-80  # derived: the means have 104 bits
 """Different float64 values differ from their mean by more than this fraction of the mean."""
 
 

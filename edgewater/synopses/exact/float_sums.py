@@ -20,27 +20,26 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from edgewater.model.errors import CorruptSynopsis
+from edgewater.base.errors import CorruptSynopsis
 from edgewater.synopses.array_stack import rounds
-from edgewater.synopses.base import BoolArray, FloatArray, IntArray
+from edgewater.synopses.base import CHUNK, BoolArray, FloatArray, IntArray
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.layout import AtMost, Field, Layout, field
 from edgewater.wire.synopsis_pb2 import Array as ArrayMessage
 
-_CHUNK = 1 << 15
 """Records per chunk, whose temporaries stay in the processor's cache."""
-_MAX_CHUNK = 1 << 20
-_HUGE = 2.0**960
-_SCALE = 2.0**-128
+_MAX_CHUNK = 1 << 20  # derived: sums of so many numbers are exact
+_HUGE = 2.0**960  # derived: larger sums may overflow
+_SCALE = 2.0**-128  # derived: it brings huge numbers below _HUGE
 """Values beyond `_HUGE` have their own sum, scaled by this factor, so that it does not overflow."""
 _MAX_PASSES = 100
 """Two passes are usual."""
-_SPLIT = 134217729.0  # 2^27 + 1
+_SPLIT = 134217729.0  # 2^27 + 1; derived: 2^27 + 1 splits float64 into halves (Dekker)
 
 MAX_PARTS = 64
 """Parts of a sum: float64 has 2,098 bits between its largest and smallest number, and a part has 53 of them."""
 
-_FEW_PARTS = 4
+_FEW_PARTS = 4  # measured: bench.synopses
 _MAX_SUM = _HUGE * 2.0**55
 """The limit of a sum of 2^53 values. A few of such sums do not overflow."""
 
@@ -149,7 +148,7 @@ class FloatSums:
     def add_values(self, codes: IntArray, values: FloatArray, counts: IntArray) -> None:
         """Adds ``values[i]`` to group ``codes[i]``; `counts`: the number of values of each group."""
         groups, at = len(counts), touched(counts)
-        step = min(max(_CHUNK, 4 * groups), _MAX_CHUNK)
+        step = min(max(CHUNK, 4 * groups), _MAX_CHUNK)
         for begin in range(0, len(values), step):
             some, of = values[begin : begin + step], codes[begin : begin + step]
             if not (some.max() <= _HUGE and some.min() >= -_HUGE):  # false if there is a NaN

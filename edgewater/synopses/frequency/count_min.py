@@ -5,18 +5,17 @@ one per row. The interval [estimate - e·N/width, estimate] holds with probabili
 never below the true frequency unless an item's total is negative. (Some libraries state the estimate as the *lower*
 bound, but it is the upper bound.)
 
-Conservative update is not supported: it tightens estimates, but prevents merging and subtraction.
+Conservative update is not supported: it tightens estimates, but prevents merging.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 
-from edgewater.model.errors import InvalidRequest
+from edgewater.base.errors import InvalidRequest
 from edgewater.synopses.base import Count, Estimates, IntArray, Question, Questions
 from edgewater.synopses.checks import check_fraction
 from edgewater.synopses.frequency.counters import (
@@ -51,8 +50,8 @@ class CountMinStack(CounterStack):
     def query(self, question: Question | None = None) -> Estimates:
         """Returns the number of values per group (the default question), or the frequency of an item.
 
-        If more was subtracted from a group than it contained, the estimate is the median of the item's counters and
-        its bounds are infinite.
+        Bytes of release 0.3.0 may lack more values than were added. The estimate is then the median of the item's
+        counters, and its bounds are infinite.
         """
         self.check(question)
         if not isinstance(question, Frequency):
@@ -74,9 +73,9 @@ class CountMinStack(CounterStack):
             basis = f"{self.kind}, of a group from which more was subtracted than it contained"
         return Estimates(value, np.minimum(lower, value), upper, 1 - math.exp(-self.depth), basis)
 
-    def _check_counters(self, counters: npt.NDArray[Any], n: npt.NDArray[Any]) -> None:
+    def _check_rows(self) -> None:
         # Each value adds to one counter of each row.
-        if (exact_sum(counters, 2) != n[:, None]).any():
+        if (exact_sum(self._table(), 2) != self._view("n")[:, None]).any():
             raise ValueError("the counters of a row do not add up to the number of values")
 
 

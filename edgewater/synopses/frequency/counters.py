@@ -1,38 +1,35 @@
 """Rows of counters per group: the base of count-min and Fast-AGMS.
 
 Both are linear functions of the frequencies: an item adds its weight, in Fast-AGMS times a sign, to one counter of each
-row. States therefore add and subtract.
+row. States therefore add up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from edgewater.model.errors import CorruptSynopsis, InvalidRequest
-from edgewater.synopses.array_stack import halvings, with_capacity
-from edgewater.synopses.base import ITEM_TYPES, IntArray, Properties
+from edgewater.synopses.array_stack import halvings, register_stack
+from edgewater.synopses.base import IntArray, Properties
 from edgewater.synopses.checks import check_power_of_two, check_whole
-from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.layout import MAX_COUNT, Layout, field
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray
-from edgewater.synopses.items import CHUNK, ItemStack, read_item_type
-from edgewater.synopses.registry import Function, Parameter, register_function, register_kind, stack_maker
-from edgewater.synopses.single import InvertibleSynopsis
-from edgewater.synopses.sparse_cells import pack_rows, row_fields, unpack_rows
-from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
+from edgewater.synopses.items import CHUNK, ItemStack
+from edgewater.synopses.registry import Parameter
+from edgewater.synopses.row_stack import RowStack, row_fields
+from edgewater.synopses.single import SingleSynopsis
 
-MIN_WIDTH, MAX_WIDTH = 16, 1 << 24
-MAX_DEPTH = 32
+MIN_WIDTH, MAX_WIDTH = 16, 1 << 24  # limit: memory of a synopsis
+MAX_DEPTH = 32  # limit: memory of a sketch
 
-_SAMPLE = 512
-_REPEATING = 1 << 16  # chunk size for values with many duplicates: a larger chunk has fewer distinct values per record
+_SAMPLE = 512  # measured: bench.synopses
+_REPEATING = 1 << 16  # measured: bench.synopses
 
 
-class CounterStack(ItemStack):
+class CounterStack(RowStack, ItemStack):
     """A sketch of `depth` rows of `width` counters per group, as one array of shape (groups, depth, columns).
 
     Args:
@@ -40,7 +37,9 @@ class CounterStack(ItemStack):
         level: how many times release 0.3.0 has folded it. Only stacks of equal levels merge.
     """
 
-    properties: ClassVar[Properties] = Properties(invertible=True, linear=True)
+    properties: ClassVar[Properties] = Properties(linear=True)
+    required: ClassVar[tuple[str, ...]] = ("width", "depth")
+    carried: ClassVar[tuple[str, ...]] = ("level", "seed", "item_type")
     arrays: ClassVar[dict[str, tuple[str, float]]] = {"n": ("<i8", 0)}
     layouts: ClassVar[tuple[Layout, ...]] = (
         Layout.of(
@@ -63,7 +62,7 @@ class CounterStack(ItemStack):
         self.depth = check_whole("depth", depth, 1, MAX_DEPTH)
         self.level = check_whole("level", level, 0, halvings(self.width // MIN_WIDTH))
         super().__init__(groups, seed=seed, item_type=item_type)
-        self._counters: IntArray = np.zeros((groups, self.depth, self.columns), np.int64)
+        self._set_row((self.depth, self.columns), np.int64)
 
     @staticmethod
     def state_bytes(parameters: Mapping[str, Any]) -> int:
@@ -74,27 +73,6 @@ class CounterStack(ItemStack):
     def columns(self) -> int:
         """The current number of counters per row: the width, halved per level."""
         return self.width >> self.level
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return {"width": self.width, "depth": self.depth}
-
-    @property
-    def nbytes(self) -> int:
-        return super().nbytes + self._counters.nbytes
-
-    def _empty(self) -> Self:
-        return type(self)(
-            width=self.width, depth=self.depth, level=self.level, seed=self.seed, item_type=self.item_type
-        )
-
-    def _table(self) -> IntArray:
-        """Returns a view of the counters, shape (groups, depth, columns)."""
-        return self._counters[: len(self)]
-
-    def grow(self, groups: int) -> None:
-        super().grow(groups)
-        self._counters = with_capacity(self._counters, groups)
 
     def update(self, codes: IntArray, values: Any, *, times: IntArray | None = None) -> None:
         """Adds a batch: Arrow strings, or a NumPy array of bool, integers or floats."""
@@ -115,20 +93,13 @@ class CounterStack(ItemStack):
             return False
         return len(_counted(self._hash(values[at : at + _SAMPLE]))[0]) <= _SAMPLE * 0.6
 
-    def decrement(self, codes: IntArray, values: Any) -> None:
-        """Subtracts values that were added before."""
-        self._check_item_type(values)
-        for at in range(0, len(values), self.chunk):
-            words = self._hash(values[at : at + self.chunk])
-            self._add(codes[at : at + len(words)], words, np.full(len(words), -1))
-
     def _add(self, codes: IntArray, words: WordArray, weights: IntArray | None) -> None:
         single = len(self) == 1
         if single:
             self._view("n")[0] += len(words) if weights is None else weights.sum()
         else:
             np.add.at(self._view("n"), codes, 1 if weights is None else weights)
-        flat, starts = self._counters.reshape(-1), 0 if single else codes * (self.depth * self.columns)
+        flat, starts = self._rows.reshape(-1), 0 if single else codes * (self.depth * self.columns)
         for row in range(self.depth):
             columns, signs = self._row(words, row)
             amount: Any = 1 if weights is None else weights
@@ -136,7 +107,7 @@ class CounterStack(ItemStack):
                 amount = signs if weights is None else signs * weights
             # Integers throughout: bincount with weights sums float64, which is exact only below 2^53.
             if single:
-                np.add.at(self._counters[0, row], columns, amount)
+                np.add.at(self._rows[0, row], columns, amount)
             else:
                 np.add.at(flat, columns + (starts + row * self.columns), amount)
 
@@ -148,59 +119,6 @@ class CounterStack(ItemStack):
         self._require_mergeable(other)
         self._view("n")[codes] += other._view("n")
         self._table()[codes] += other._table()
-
-    def merge_singles(self, others: Sequence[Self]) -> None:
-        """Merges stacks of one group into this stack of one group."""
-        into = self._counters[0]
-        for other in others:
-            self._require_mergeable(other)
-            np.add(into, other._counters[0], out=into)
-            self._state["n"][0] += other._state["n"][0]
-
-    def take(self, groups: IntArray) -> Self:
-        if len(self) == len(groups) == 1:
-            result = self._copy_single()
-            result._counters = self._counters[:1].copy()
-            return result
-        result = super().take(groups)
-        result._counters = self._table()[groups]
-        return result
-
-    def reset(self, groups: IntArray) -> None:
-        super().reset(groups)
-        self._counters[groups] = 0
-
-    def to_message(self) -> SynopsisMessage:
-        message = codec.header(self.kind, self.version, self._header_parameters, seed=self.seed)
-        message.arrays.extend(codec.encode(array) for array in (np.array([self.level]), self._view("n")))
-        message.arrays.extend(pack_rows(self._table().reshape(len(self), self.depth * self.columns)))
-        return message
-
-    @classmethod
-    def from_message(cls, message: SynopsisMessage) -> Self:
-        parameters, (level, n, *packed) = cls._open(message)
-        item_type = read_item_type(parameters, cls.kind)
-        try:
-            result = cls(
-                width=parameters["width"],
-                depth=parameters["depth"],
-                level=int(level[0]),
-                seed=message.seed,
-                item_type=item_type,
-            )
-            rows = unpack_rows(packed, result.depth * result.columns)
-        except (KeyError, IndexError, TypeError, ValueError, InvalidRequest) as exc:
-            raise CorruptSynopsis(f"{cls.kind}: parameters and arrays do not fit: {exc}") from exc
-        result._state["n"], result._length = n, len(n)
-        result._counters = rows.reshape(len(n), result.depth, result.columns)
-        try:
-            result._check_counters(result._counters, n)
-        except ValueError as exc:
-            raise CorruptSynopsis(f"{cls.kind}: {exc}") from exc
-        return result
-
-    def _check_counters(self, counters: npt.NDArray[Any], n: npt.NDArray[Any]) -> None:
-        """Raises ValueError for counters, shape (groups, depth, columns), that n values cannot give."""
 
 
 def exact_sum(counters: npt.NDArray[Any], axis: int) -> IntArray:
@@ -221,10 +139,9 @@ def _counted(words: WordArray) -> tuple[WordArray, IntArray]:
     return words[borders[:-1]], np.diff(borders)
 
 
-class SingleCounters(InvertibleSynopsis):
+class SingleCounters(SingleSynopsis[Any]):
     """A `Synopsis` over a `CounterStack` of length 1."""
 
-    types: ClassVar[tuple[str, ...]] = ITEM_TYPES
     _stack: CounterStack
 
 
@@ -241,18 +158,12 @@ def register_counters(single: type[Any], width: int, depth: int, delta: float) -
         parameters: Mapping[str, Any] = single.for_error(goals["epsilon"], goals["delta"])._stack.parameters
         return parameters
 
-    register_kind(stack)
-    register_function(
-        Function(
-            stack.kind,
-            stack_maker(stack, items=True),
-            seeded=True,
-            types=ITEM_TYPES,
-            parameters={
-                "width": Parameter.power_of_two(width, MIN_WIDTH, MAX_WIDTH),
-                "depth": Parameter.whole(depth, 1, MAX_DEPTH),
-            },
-            goals={"epsilon": Parameter.fraction(None), "delta": Parameter.fraction(delta)},
-            size_for=size_for,
-        )
+    register_stack(
+        stack,
+        parameters={
+            "width": Parameter.power_of_two(width, MIN_WIDTH, MAX_WIDTH),
+            "depth": Parameter.whole(depth, 1, MAX_DEPTH),
+        },
+        goals={"epsilon": Parameter.fraction(None), "delta": Parameter.fraction(delta)},
+        size_for=size_for,
     )

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from edgewater.model.errors import InvalidRequest
+from edgewater.base.errors import InvalidRequest
 from edgewater.synopses.base import Count, Estimates, FloatArray, IntArray, Question, Questions
 from edgewater.synopses.checks import check_confidence, check_fraction
 from edgewater.synopses.frequency.counters import (
@@ -37,13 +37,13 @@ from edgewater.synopses.questions import Frequency, JoinSize, SelfJoinSize
 
 DEFAULT_WIDTH, DEFAULT_DEPTH = 1024, 5
 
-_MOMENT_FAILURES = 0.2
+_MOMENT_FAILURES = 0.2  # measured: bench.synopses
 """Part of the permitted failures that the bounds of second moments use."""
-_PAIRS = 16
+_PAIRS = 16  # derived: the worst pair is an end or the middle
 """The number of pairs of probabilities that the search for the worst pair tries. For an odd number of rows, the worst
 pair is an end or the middle of the range."""
 
-_PRIME = (1 << 61) - 1
+_PRIME = (1 << 61) - 1  # format: a Mersenne prime
 _P, _LOW = np.uint64(_PRIME), np.uint64(0xFFFFFFFF)
 _29, _32, _61, _3 = np.uint64(29), np.uint64(32), np.uint64(61), np.uint64(3)
 _LOW_29 = np.uint64((1 << 29) - 1)

@@ -22,10 +22,11 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import pyarrow as pa
 
-from edgewater.model.errors import CorruptSynopsis, InvalidRequest
-from edgewater.model.streams import COLUMN_TYPES
+from edgewater.base.errors import InvalidRequest
+from edgewater.base.streams import COLUMN_TYPES
+from edgewater.synopses.array_stack import register_stack
 from edgewater.synopses.base import (
-    ITEM_TYPES,
+    MIN_PENDING,
     Count,
     Estimate,
     Estimates,
@@ -39,15 +40,14 @@ from edgewater.synopses.checks import check_fraction, check_whole
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.layout import KEYS, MAX_COUNT, Field, Layout, count, field, totals
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray
-from edgewater.synopses.items import ItemStack, read_item_type
+from edgewater.synopses.items import ItemStack
 from edgewater.synopses.questions import Frequency, RankedItems, TopItems
-from edgewater.synopses.registry import Function, Parameter, register_function, register_kind, stack_maker
+from edgewater.synopses.registry import Parameter
 from edgewater.synopses.single import SingleSynopsis
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 DEFAULT_K, COUNTERS_PER_ITEM = 100, 10
-MIN_CAPACITY, MAX_CAPACITY = 1, 1 << 20
-_MIN_PENDING = 1 << 14
+MIN_CAPACITY, MAX_CAPACITY = 1, 1 << 20  # limit: memory of a synopsis
 
 
 @dataclass(slots=True)
@@ -83,6 +83,8 @@ class TopKStack(ItemStack):
     kind: ClassVar[str] = "top_k"
     properties: ClassVar[Properties] = Properties(commutative=False)
     questions: ClassVar[Questions] = (Count, Frequency)
+    required: ClassVar[tuple[str, ...]] = ("k", "capacity")
+    carried: ClassVar[tuple[str, ...]] = ("level", "seed", "item_type")
     arrays: ClassVar[dict[str, tuple[str, float]]] = {"n": ("<i8", 0), "error": ("<i8", 0)}
     layouts: ClassVar[tuple[Layout, ...]] = (
         Layout.of(
@@ -120,18 +122,11 @@ class TopKStack(ItemStack):
         return self.capacity >> self.level
 
     @property
-    def parameters(self) -> dict[str, Any]:
-        return {"k": self.k, "capacity": self.capacity}
-
-    @property
     def nbytes(self) -> int:
         runs = [self._held, *self._runs]
         arrays = sum(r.groups.nbytes + r.words.nbytes + r.counts.nbytes for r in runs)
         items: int = sum(r.items.nbytes for r in runs if r.items is not None)
         return super().nbytes + arrays + items
-
-    def _empty(self) -> Self:
-        return type(self)(k=self.k, capacity=self.capacity, level=self.level, seed=self.seed, item_type=self.item_type)
 
     def update(self, codes: IntArray, values: Any, *, times: IntArray | None = None) -> None:
         """Adds a batch: Arrow strings, or a NumPy array of bool, integers or floats."""
@@ -158,7 +153,7 @@ class TopKStack(ItemStack):
             return
         self._runs.append(run)
         self._unpruned += len(run)
-        if self._unpruned > max(self.counters * len(self), _MIN_PENDING):
+        if self._unpruned > max(self.counters * len(self), MIN_PENDING):
             self.compact()
 
     def compact(self) -> None:
@@ -247,7 +242,8 @@ class TopKStack(ItemStack):
         sizes = np.bincount(ranked.groups, minlength=len(self))
         rank = np.arange(len(ranked)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         best = ranked.rows(np.flatnonzero(rank < k))
-        items = pa.nulls(0) if best.items is None else best.items
+        kind = pa.null() if self.item_type is None else COLUMN_TYPES[self.item_type]
+        items = pa.nulls(0, kind) if best.items is None else best.items
         return RankedItems(best.groups, items, self._between(best.counts, (self._view("error") + lost)[best.groups]))
 
     def _between(self, lower: IntArray, error: IntArray) -> Estimates:
@@ -263,7 +259,7 @@ class TopKStack(ItemStack):
 
         It contains the number of unpruned counters, which decides when the next pruning happens.
         """
-        message = codec.header(self.kind, self.version, self._header_parameters, seed=self.seed)
+        message = self._header()
         held = self._combined()
         sizes = np.bincount(held.groups, minlength=len(self))
         arrays = [np.array([self.level, self._unpruned]), self._view("n"), self._view("error"), sizes, held.counts]
@@ -272,23 +268,11 @@ class TopKStack(ItemStack):
         return message
 
     @classmethod
-    def from_message(cls, message: SynopsisMessage) -> Self:
-        parameters, (meta, n, error, sizes, counts, items) = cls._open(message)
-        item_type = read_item_type(parameters, cls.kind)
-        try:
-            level, unpruned = (int(number) for number in meta)
-            result = cls(
-                k=parameters["k"],
-                capacity=parameters["capacity"],
-                level=level,
-                seed=message.seed,
-                item_type=item_type,
-            )
-            result._load([n, error])
-            result._unpruned = unpruned
-            result._set_counters(np.repeat(np.arange(len(n)), sizes), counts, items)
-        except (KeyError, IndexError, TypeError, ValueError, InvalidRequest) as exc:
-            raise CorruptSynopsis(f"{cls.kind}: parameters and arrays do not fit: {exc}") from exc
+    def _decoded(cls, given: dict[str, Any], arrays: list[Any]) -> Self:
+        (level, unpruned), n, _, sizes, counts, items = arrays
+        result = super()._decoded({**given, "level": int(level)}, arrays[1:])
+        result._unpruned = int(unpruned)
+        result._set_counters(np.repeat(np.arange(len(n)), sizes), counts, items)
         return result
 
     def _set_counters(self, groups: IntArray, counts: IntArray, items: pa.Array) -> None:
@@ -337,7 +321,6 @@ class TopK(SingleSynopsis[TopKStack]):
     """
 
     stack_type = TopKStack
-    types: ClassVar[tuple[str, ...]] = ITEM_TYPES
 
     def __init__(self, k: int = DEFAULT_K, capacity: int | None = None, *, seed: int = DEFAULT_SEED) -> None:
         super().__init__(TopKStack(1, k=k, capacity=capacity, seed=seed))
@@ -361,25 +344,19 @@ class TopK(SingleSynopsis[TopKStack]):
         return [(item, ranked.frequencies[i]) for i, item in enumerate(ranked.items.to_pylist())]
 
 
-_QUERY_CAPACITY = 1 << 16  # limits the counters of a query's measure, which must fit into a frame
+_QUERY_CAPACITY = 1 << 16  # limit: memory of a frame
 
 
 def _size_for(goals: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"capacity": TopK.for_error(goals["epsilon"], goals.get("k", DEFAULT_K)).capacity}
 
 
-register_kind(TopKStack)
-register_function(
-    Function(
-        "top_k",
-        stack_maker(TopKStack, items=True),
-        seeded=True,
-        types=ITEM_TYPES,
-        parameters={
-            "k": Parameter.whole(DEFAULT_K, 1, _QUERY_CAPACITY // COUNTERS_PER_ITEM),
-            "capacity": Parameter.whole(None, MIN_CAPACITY, _QUERY_CAPACITY),
-        },
-        goals={"epsilon": Parameter.fraction(None)},
-        size_for=_size_for,
-    )
+register_stack(
+    TopKStack,
+    parameters={
+        "k": Parameter.whole(DEFAULT_K, 1, _QUERY_CAPACITY // COUNTERS_PER_ITEM),
+        "capacity": Parameter.whole(None, MIN_CAPACITY, _QUERY_CAPACITY),
+    },
+    goals={"epsilon": Parameter.fraction(None)},
+    size_for=_size_for,
 )

@@ -2,8 +2,3 @@
 
 The query functions `equi_width` (also `histogram`) and `equi_depth` build them.
 """
-
-from edgewater.synopses.histograms.equi_depth import EquiDepthHistogram, EquiDepthStack
-from edgewater.synopses.histograms.equi_width import EquiWidthHistogram, EquiWidthStack
-
-__all__ = ["EquiDepthHistogram", "EquiDepthStack", "EquiWidthHistogram", "EquiWidthStack"]

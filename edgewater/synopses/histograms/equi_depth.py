@@ -9,25 +9,23 @@ the upper bound the bins that it touches.
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 
-from edgewater.model.errors import CorruptSynopsis, InvalidRequest
-from edgewater.synopses.base import NUMBER_TYPES, Count, Estimate, Estimates, Quantile, Question, Questions
+from edgewater.synopses.array_stack import register_stack
+from edgewater.synopses.base import Count, Estimate, Estimates, Quantile, Question, Questions
 from edgewater.synopses.checks import check_not_nan, check_whole
-from edgewater.synopses.encoding import codec
 from edgewater.synopses.quantiles.ddsketch import DEFAULT_ACCURACY, DDSketchStack
 from edgewater.synopses.quantiles.log_bins import MAX_ACCURACY, MIN_ACCURACY, SignedBins
 from edgewater.synopses.questions import Range
-from edgewater.synopses.registry import Function, Parameter, register_function, register_kind, stack_maker
+from edgewater.synopses.registry import Parameter
 from edgewater.synopses.shapes import Shape, ShownAnswers, ShownInterval, nans
 from edgewater.synopses.single import SingleSynopsis
 from edgewater.synopses.sparse_cells import cells_of, groups_of
-from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 DEFAULT_BUCKETS = 32
-MAX_BUCKETS = 1 << 16
+MAX_BUCKETS = 1 << 16  # limit: CPU of an answer
 
 
 class EquiDepthStack(DDSketchStack):
@@ -35,17 +33,11 @@ class EquiDepthStack(DDSketchStack):
 
     kind: ClassVar[str] = "equi_depth"
     questions: ClassVar[Questions] = (*DDSketchStack.questions, Range)
+    required: ClassVar[tuple[str, ...]] = ("accuracy", "buckets")
 
     def __init__(self, groups: int = 0, *, buckets: int = DEFAULT_BUCKETS, accuracy: float = DEFAULT_ACCURACY) -> None:
         self.buckets = check_whole("buckets", buckets, 1, MAX_BUCKETS)
         super().__init__(groups, accuracy=accuracy)
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return {**super().parameters, "buckets": self.buckets}
-
-    def _empty(self) -> Self:
-        return type(self)(buckets=self.buckets, accuracy=self.accuracy)
 
     def query(self, question: Question | None = None) -> Estimates:
         self.check(question)
@@ -55,7 +47,7 @@ class EquiDepthStack(DDSketchStack):
 
     def shown(self, asked: Question | None = None) -> tuple[Shape, ...]:
         count = ShownInterval("count", Count(), whole=True)
-        return (count, ShownAnswers("boundaries", self._boundaries()), *nans(self._view("nan")))
+        return (count, ShownAnswers("boundaries", self._boundaries()), nans(self._view("nan")))
 
     def boundaries(self) -> list[Estimates]:
         """Returns the `buckets` + 1 boundaries, from the smallest value to the largest."""
@@ -91,16 +83,6 @@ class EquiDepthStack(DDSketchStack):
         )
         return Estimates(value, lower, upper, 1.0, self.kind)
 
-    @classmethod
-    def from_message(cls, message: SynopsisMessage) -> Self:
-        result = super().from_message(message)
-        parameters = codec.open_message(message, cls.kind, cls.version, len(message.arrays))
-        try:
-            result.buckets = check_whole("buckets", parameters["buckets"], 1, MAX_BUCKETS)
-        except (KeyError, InvalidRequest) as exc:
-            raise CorruptSynopsis(f"{cls.kind}: parameters {message.parameters!r} lack a number of buckets") from exc
-        return result
-
 
 class EquiDepthHistogram(SingleSynopsis[EquiDepthStack]):
     """`buckets` buckets with equal numbers of values, and boundaries within a relative error of `accuracy`.
@@ -115,7 +97,6 @@ class EquiDepthHistogram(SingleSynopsis[EquiDepthStack]):
     """
 
     stack_type = EquiDepthStack
-    types: ClassVar[tuple[str, ...]] = NUMBER_TYPES
 
     def __init__(self, buckets: int = DEFAULT_BUCKETS, *, accuracy: float = DEFAULT_ACCURACY) -> None:
         super().__init__(EquiDepthStack(1, buckets=buckets, accuracy=accuracy))
@@ -125,17 +106,13 @@ class EquiDepthHistogram(SingleSynopsis[EquiDepthStack]):
         return [estimates[0] for estimates in self._stack.boundaries()]
 
 
-_QUERY_BUCKETS = 1000  # limits the buckets of a query's measure: each boundary is a quantile query
+_QUERY_BUCKETS = 1000  # limit: CPU of an answer
 
 
-register_kind(EquiDepthStack)
-register_function(
-    Function(
-        "equi_depth",
-        stack_maker(EquiDepthStack),
-        parameters={
-            "buckets": Parameter.whole(DEFAULT_BUCKETS, 1, _QUERY_BUCKETS),
-            "accuracy": Parameter.number(DEFAULT_ACCURACY, MIN_ACCURACY, MAX_ACCURACY),
-        },
-    )
+register_stack(
+    EquiDepthStack,
+    parameters={
+        "buckets": Parameter.whole(DEFAULT_BUCKETS, 1, _QUERY_BUCKETS),
+        "accuracy": Parameter.number(DEFAULT_ACCURACY, MIN_ACCURACY, MAX_ACCURACY),
+    },
 )

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
-from edgewater.synopses.array_stack import ArrayStack, halvings, with_capacity
+from edgewater.base.errors import InvalidRequest
+from edgewater.synopses.array_stack import halvings, register_stack
 from edgewater.synopses.base import (
-    NUMBER_TYPES,
+    CHUNK,
     Count,
     Estimates,
     FloatArray,
@@ -30,29 +30,28 @@ from edgewater.synopses.base import (
     Rank,
 )
 from edgewater.synopses.checks import check_not_nan, check_quantile, check_whole
-from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.layout import MAX_COUNT, Layout, field
 from edgewater.synopses.questions import Range
-from edgewater.synopses.registry import REQUIRED, Function, Parameter, Parameters, register_function, register_kind
+from edgewater.synopses.registry import REQUIRED, Parameter, Parameters
+from edgewater.synopses.row_stack import RowStack, row_fields
 from edgewater.synopses.shapes import Shape, ShownInterval, ShownList, ShownNumber
-from edgewater.synopses.single import InvertibleSynopsis
-from edgewater.synopses.sparse_cells import pack_rows, row_fields, unpack_rows
-from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
+from edgewater.synopses.single import SingleSynopsis
 
 DEFAULT_BINS = 64
-MAX_BINS = 1 << 20
-_CHUNK = 1 << 15
+MAX_BINS = 1 << 20  # limit: memory of a histogram
 
 
-class EquiWidthStack(ArrayStack):
+class EquiWidthStack(RowStack):
     """A histogram of `bins` bins over [low, high] per group.
 
     The counters of a group are: below the range, the bins, above the range, NaN.
     """
 
     kind: ClassVar[str] = "equi_width"
-    properties: ClassVar[Properties] = Properties(invertible=True, linear=True)
+    properties: ClassVar[Properties] = Properties(linear=True)
     questions: ClassVar[Questions] = (Count, Range, Rank, Quantile)
+    required: ClassVar[tuple[str, ...]] = ("low", "high", "bins")
+    carried: ClassVar[tuple[str, ...]] = ("level",)
     arrays: ClassVar[dict[str, tuple[str, float]]] = {}
     layouts: ClassVar[tuple[Layout, ...]] = (
         Layout.of(field("level", "<i8", 1), *row_fields("<i8", least=0, most=MAX_COUNT, counts=True)),
@@ -73,7 +72,7 @@ class EquiWidthStack(ArrayStack):
             raise InvalidRequest("high", high, accepted)
         super().__init__(groups)
         self.level = check_whole("level", level, 0, halvings(bins))
-        self._counts: IntArray = np.zeros((groups, self.columns + 3), np.int64)
+        self._set_row((self.columns + 3,), np.int64)
 
     @staticmethod
     def state_bytes(parameters: Mapping[str, Any]) -> int:
@@ -93,42 +92,18 @@ class EquiWidthStack(ArrayStack):
     @property
     def counts(self) -> IntArray:
         """A view of the counters, shape (groups, columns + 3)."""
-        return self._counts[: len(self)]
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return {"low": self.low, "high": self.high, "bins": self.bins}
-
-    @property
-    def nbytes(self) -> int:
-        return super().nbytes + self._counts.nbytes
-
-    def _empty(self) -> Self:
-        return type(self)(low=self.low, high=self.high, bins=self.bins, level=self.level)
-
-    def grow(self, groups: int) -> None:
-        super().grow(groups)
-        self._counts = with_capacity(self._counts, groups)
+        return self._table()
 
     def update(self, codes: IntArray, values: npt.NDArray[Any], *, times: IntArray | None = None) -> None:
         """Adds a batch of integers or floats; integers count as the nearest float64."""
-        self._add(codes, values, 1)
-
-    def _add(self, codes: IntArray, values: npt.NDArray[Any], amount: int) -> None:
         width = self.columns + 3
-        for at in range(0, len(values), _CHUNK):
-            chunk = slice(at, at + _CHUNK)
+        for at in range(0, len(values), CHUNK):
+            chunk = slice(at, at + CHUNK)
             cells = codes[chunk] * width + self._find(values[chunk].astype(np.float64, copy=False))
-            if self.counts.size <= 4 * _CHUNK:
-                self.counts[:] += amount * np.bincount(cells, minlength=self.counts.size).reshape(self.counts.shape)
+            if self.counts.size <= 4 * CHUNK:
+                self.counts[:] += np.bincount(cells, minlength=self.counts.size).reshape(self.counts.shape)
             else:
-                np.add.at(self._counts.reshape(-1), cells, amount)
-
-    def decrement(self, codes: IntArray, values: npt.NDArray[Any]) -> None:
-        """Subtracts values that were added before. Raises IncompatibleSynopses if a count becomes negative."""
-        before = self._counts.copy()
-        self._add(codes, values, -1)
-        self._restore_if_negative(before)
+                np.add.at(self._rows.reshape(-1), cells, 1)
 
     def _find(self, values: FloatArray) -> IntArray:
         """Returns the counter of each value: 0 below, 1 … columns for bins, then above, then NaN."""
@@ -147,23 +122,6 @@ class EquiWidthStack(ArrayStack):
     def merge(self, other: Self, codes: IntArray) -> None:
         self._require_equal_parameters(other)
         self.counts[codes] += other.counts
-
-    def _restore_if_negative(self, before: IntArray) -> None:
-        """Undoes a subtraction that made counts negative, and raises IncompatibleSynopses. Negative counts would
-        invalidate all bounds.
-        """
-        if (self._counts < 0).any():
-            self._counts = before
-            raise IncompatibleSynopses(f"{self.kind}: values to be subtracted were not added")
-
-    def take(self, groups: IntArray) -> Self:
-        result = super().take(groups)
-        result._counts = self.counts[groups]
-        return result
-
-    def reset(self, groups: IntArray) -> None:
-        super().reset(groups)
-        self._counts[groups] = 0
 
     def query(self, question: Question | None = None) -> Estimates:
         """Returns the answer per group, without NaN values; the default question is the number of values."""
@@ -242,27 +200,12 @@ class EquiWidthStack(ArrayStack):
         value, lower, upper = (np.where(n > 0, e, np.nan) for e in (inner, lower, upper))
         return Estimates(value, lower, upper, 1.0, self.kind)
 
-    def to_message(self) -> SynopsisMessage:
-        message = codec.header(self.kind, self.version, self.parameters)
-        message.arrays.append(codec.encode(np.array([self.level])))
-        message.arrays.extend(pack_rows(self.counts))
-        return message
-
-    @classmethod
-    def from_message(cls, message: SynopsisMessage) -> Self:
-        parameters, (level, *packed) = cls._open(message)
-        try:
-            result = cls(**{k: parameters[k] for k in ("low", "high", "bins")}, level=int(level[0]))
-            counts = unpack_rows(packed, result.columns + 3)
-            if counts.sum(dtype=np.float64) > MAX_COUNT:
-                raise ValueError("counts out of range")
-        except (KeyError, IndexError, TypeError, ValueError, InvalidRequest) as exc:
-            raise CorruptSynopsis(f"{cls.kind}: parameters and arrays do not fit: {exc}") from exc
-        result._counts, result._length = counts, len(counts)
-        return result
+    def _check_rows(self) -> None:
+        if self.counts.sum(dtype=np.float64) > MAX_COUNT:
+            raise ValueError("counts out of range")
 
 
-class EquiWidthHistogram(InvertibleSynopsis):
+class EquiWidthHistogram(SingleSynopsis[EquiWidthStack]):
     """Counts in `bins` bins of equal width over [low, high], and of values outside.
 
     Args:
@@ -280,8 +223,6 @@ class EquiWidthHistogram(InvertibleSynopsis):
     """
 
     stack_type = EquiWidthStack
-    types: ClassVar[tuple[str, ...]] = NUMBER_TYPES
-    _stack: EquiWidthStack
 
     def __init__(self, low: float, high: float, bins: int = DEFAULT_BINS) -> None:
         super().__init__(EquiWidthStack(1, low=low, high=high, bins=bins))
@@ -313,16 +254,14 @@ def _make(parameters: Parameters, _: pa.DataType | None) -> EquiWidthStack:
         raise InvalidRequest(names.get(exc.field, exc.field), exc.value, accepted, exc.reason) from exc
 
 
-register_kind(EquiWidthStack)
-register_function(
-    Function(
-        "equi_width",
-        _make,
-        parameters={
-            "lo": Parameter.number(REQUIRED),
-            "hi": Parameter.number(REQUIRED),
-            "buckets": Parameter.whole(DEFAULT_BINS, 1, MAX_BINS),
-        },
-    ),
+register_stack(
+    EquiWidthStack,
+    "equi_width",
     "histogram",
+    make=_make,
+    parameters={
+        "lo": Parameter.number(REQUIRED),
+        "hi": Parameter.number(REQUIRED),
+        "buckets": Parameter.whole(DEFAULT_BINS, 1, MAX_BINS),
+    },
 )

@@ -21,10 +21,9 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from edgewater.model.errors import CorruptSynopsis, InvalidRequest
-from edgewater.synopses.array_stack import halvings, with_capacity
+from edgewater.base.errors import InvalidRequest
+from edgewater.synopses.array_stack import halvings, register_stack
 from edgewater.synopses.base import (
-    ITEM_TYPES,
     BoolArray,
     Distinct,
     Estimates,
@@ -35,27 +34,25 @@ from edgewater.synopses.base import (
     Questions,
 )
 from edgewater.synopses.checks import check_confidence, check_fraction, check_whole
-from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.layout import Layout, field
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray
-from edgewater.synopses.items import CHUNK, ItemStack, membership_confidence, read_item_type, row_hashes
+from edgewater.synopses.items import CHUNK, ItemStack, membership_confidence, row_hashes
 from edgewater.synopses.questions import Contains, FalsePositiveRate, IntersectionSize, UnionSize
-from edgewater.synopses.registry import Function, Parameter, register_function, register_kind, stack_maker
+from edgewater.synopses.registry import Parameter
+from edgewater.synopses.row_stack import RowStack, row_fields
 from edgewater.synopses.shapes import Shape, ShownNumber, default_shapes
 from edgewater.synopses.single import SingleSynopsis
-from edgewater.synopses.sparse_cells import pack_rows, row_fields, unpack_rows
-from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 Bits = npt.NDArray[np.uint8]
 
-MIN_BITS, MAX_BITS = 64, 1 << 31
-MAX_HASHES = 32
+MIN_BITS, MAX_BITS = 64, 1 << 31  # limit: memory of a filter
+MAX_HASHES = 32  # limit: CPU of a value
 DEFAULT_BITS, DEFAULT_HASHES = 1 << 20, 7
-OVERFULL = 0.5
+OVERFULL = 0.5  # derived: the fill at the capacity
 """The fraction of set bits when a filter has the number of values that it was sized for."""
 
 
-class BloomStack(ItemStack):
+class BloomStack(RowStack, ItemStack):
     """A Bloom filter per group.
 
     Args:
@@ -67,6 +64,8 @@ class BloomStack(ItemStack):
     kind: ClassVar[str] = "bloom"
     properties: ClassVar[Properties] = Properties(idempotent=True)
     questions: ClassVar[Questions] = (Distinct, Contains, UnionSize, IntersectionSize, FalsePositiveRate)
+    required: ClassVar[tuple[str, ...]] = ("bits", "hashes")
+    carried: ClassVar[tuple[str, ...]] = ("level", "seed", "item_type")
     arrays: ClassVar[dict[str, tuple[str, float]]] = {}
     layouts: ClassVar[tuple[Layout, ...]] = (Layout.of(field("level", "<i8", 1), *row_fields("|u1")),)
 
@@ -86,7 +85,7 @@ class BloomStack(ItemStack):
         self.hashes = check_whole("hashes", hashes, 1, MAX_HASHES)
         self.level = check_whole("level", level, 0, halvings(bits // 64))
         super().__init__(groups, seed=seed, item_type=item_type)
-        self._rows: Bits = np.zeros((groups, self.positions // 8), np.uint8)
+        self._set_row((self.positions // 8,), np.uint8)
 
     @staticmethod
     def state_bytes(parameters: Mapping[str, Any]) -> int:
@@ -97,26 +96,6 @@ class BloomStack(ItemStack):
     def positions(self) -> int:
         """The current number of bits per group: halved per level."""
         return self.bits >> self.level
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return {"bits": self.bits, "hashes": self.hashes}
-
-    @property
-    def nbytes(self) -> int:
-        return super().nbytes + self._rows.nbytes
-
-    def _empty(self) -> Self:
-        return type(self)(
-            bits=self.bits, hashes=self.hashes, level=self.level, seed=self.seed, item_type=self.item_type
-        )
-
-    def _table(self) -> Bits:
-        return self._rows[: len(self)]
-
-    def grow(self, groups: int) -> None:
-        super().grow(groups)
-        self._rows = with_capacity(self._rows, groups)
 
     def update(self, codes: IntArray, values: Any, *, times: IntArray | None = None) -> None:
         """Adds a batch: Arrow strings, or a NumPy array of bool, integers or floats."""
@@ -137,14 +116,6 @@ class BloomStack(ItemStack):
     def merge(self, other: Self, codes: IntArray) -> None:
         self._require_mergeable(other)
         self._rows[codes] |= other._table()
-
-    def take(self, groups: IntArray) -> Self:
-        result = super().take(groups)
-        result._rows = self._table()[groups]
-        return result
-
-    def reset(self, groups: IntArray) -> None:
-        self._rows[groups] = 0
 
     def query(self, question: Question | None = None) -> Estimates:
         """Returns the answer per group; the default question is the number of distinct values."""
@@ -236,30 +207,6 @@ class BloomStack(ItemStack):
         lower, upper = np.clip(lower, 0, value), np.maximum(np.minimum(upper, most), value)
         return Estimates(value, lower, upper, confidence, both.basis)
 
-    def to_message(self) -> SynopsisMessage:
-        message = codec.header(self.kind, self.version, self._header_parameters, seed=self.seed)
-        message.arrays.append(codec.encode(np.array([self.level])))
-        message.arrays.extend(pack_rows(self._table()))
-        return message
-
-    @classmethod
-    def from_message(cls, message: SynopsisMessage) -> Self:
-        parameters, (level, *packed) = cls._open(message)
-        item_type = read_item_type(parameters, cls.kind)
-        try:
-            result = cls(
-                bits=parameters["bits"],
-                hashes=parameters["hashes"],
-                level=int(level[0]),
-                seed=message.seed,
-                item_type=item_type,
-            )
-            rows = unpack_rows(packed, result.positions // 8)
-        except (KeyError, IndexError, TypeError, ValueError, InvalidRequest) as exc:
-            raise CorruptSynopsis(f"{cls.kind}: parameters and arrays do not fit: {exc}") from exc
-        result._rows, result._length = rows, len(rows)
-        return result
-
 
 def _mask(at: IntArray) -> Bits:
     return np.left_shift(np.uint8(1), (at & 7).astype(np.uint8))
@@ -294,7 +241,6 @@ class BloomFilter(SingleSynopsis[BloomStack]):
     """
 
     stack_type = BloomStack
-    types: ClassVar[tuple[str, ...]] = ITEM_TYPES
 
     def __init__(self, bits: int = DEFAULT_BITS, hashes: int = DEFAULT_HASHES, *, seed: int = DEFAULT_SEED) -> None:
         super().__init__(BloomStack(1, bits=bits, hashes=hashes, seed=seed))
@@ -343,18 +289,12 @@ def _size_for(goals: Mapping[str, Any]) -> Mapping[str, Any]:
     return dict(zip(("bits", "hashes"), size_for(goals["capacity"], goals["fpr"]), strict=True))
 
 
-register_kind(BloomStack)
-register_function(
-    Function(
-        "bloom",
-        stack_maker(BloomStack, items=True),
-        seeded=True,
-        types=ITEM_TYPES,
-        parameters={
-            "bits": Parameter(DEFAULT_BITS, _read_bits, f"a multiple of 64 from {MIN_BITS} to {MAX_BITS}"),
-            "hashes": Parameter.whole(DEFAULT_HASHES, 1, MAX_HASHES),
-        },
-        goals={"capacity": Parameter.whole(None, 1, 1 << 40), "fpr": Parameter.fraction(0.01)},
-        size_for=_size_for,
-    )
+register_stack(
+    BloomStack,
+    parameters={
+        "bits": Parameter(DEFAULT_BITS, _read_bits, f"a multiple of 64 from {MIN_BITS} to {MAX_BITS}"),
+        "hashes": Parameter.whole(DEFAULT_HASHES, 1, MAX_HASHES),
+    },
+    goals={"capacity": Parameter.whole(None, 1, 1 << 40), "fpr": Parameter.fraction(0.01)},
+    size_for=_size_for,
 )

@@ -1,8 +1,7 @@
-"""Cuckoo filters: membership with fewer bits than Bloom below a false positive rate of 3 %, and deletes.
+"""Cuckoo filters: membership with fewer bits than Bloom below a false positive rate of 3 %, and copies of values.
 
 There are two kinds, because their algebra differs. `CuckooFilter` is a set: equal values of two edges are one element,
-so merging is idempotent. Deletes are impossible, since another edge may have added the same value.
-`CountingCuckooFilter` is a multiset: copies add up and can be subtracted.
+so merging is idempotent. `CountingCuckooFilter` is a multiset: copies add up.
 
 The state is a multiset of cells (`cuckoo_table.py`). No answer depends on where a cell is in the table, or on whether
 it is in the stash, and the bytes are the sorted cells. So merging commutes exactly, although tables do not. Nothing is
@@ -18,9 +17,8 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from edgewater.model.errors import CorruptSynopsis, InvalidRequest
+from edgewater.synopses.array_stack import register_stack
 from edgewater.synopses.base import (
-    ITEM_TYPES,
     BoolArray,
     Count,
     Distinct,
@@ -35,15 +33,15 @@ from edgewater.synopses.checks import check_confidence, check_dense, check_power
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.layout import MAX_COUNT, Field, Layout, field, totals
 from edgewater.synopses.hashing import DEFAULT_SEED
-from edgewater.synopses.items import ItemStack, membership_confidence, read_item_type
+from edgewater.synopses.items import ItemStack, membership_confidence
 from edgewater.synopses.membership.cuckoo_table import BUCKET_BYTES, FINGERPRINTS, SLOTS, CuckooStash, CuckooTable
 from edgewater.synopses.questions import Contains, FalsePositiveRate, Frequency
-from edgewater.synopses.registry import Function, Parameter, register_function, register_kind, stack_maker
+from edgewater.synopses.registry import Parameter
 from edgewater.synopses.shapes import Shape, ShownInterval, default_shapes
-from edgewater.synopses.single import InvertibleSynopsis, SingleSynopsis
+from edgewater.synopses.single import SingleSynopsis
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
-MAX_BUCKETS = 1 << 24
+MAX_BUCKETS = 1 << 24  # limit: memory of a filter
 DEFAULT_BUCKETS = 1 << 15
 MAX_LOAD = 0.95
 """The fraction of used slots up to which insertion takes few rounds."""
@@ -59,6 +57,7 @@ class CuckooStack(ItemStack):
     kind: ClassVar[str] = "cuckoo"
     properties: ClassVar[Properties] = Properties(idempotent=True)
     questions: ClassVar[Questions] = (Distinct, Contains, FalsePositiveRate)
+    required: ClassVar[tuple[str, ...]] = ("buckets",)
     arrays: ClassVar[dict[str, tuple[str, float]]] = {}
     layouts: ClassVar[tuple[Layout, ...]] = (
         Layout.of(
@@ -84,10 +83,6 @@ class CuckooStack(ItemStack):
         return int(parameters["buckets"] * BUCKET_BYTES)
 
     @property
-    def parameters(self) -> dict[str, Any]:
-        return {"buckets": self.buckets}
-
-    @property
     def nbytes(self) -> int:
         return super().nbytes + self._table.nbytes + self._stash.nbytes
 
@@ -95,9 +90,6 @@ class CuckooStack(ItemStack):
     def _span(self) -> int:
         """The number of keys per group."""
         return self.buckets << 16
-
-    def _empty(self) -> Self:
-        return type(self)(buckets=self.buckets, seed=self.seed, item_type=self.item_type)
 
     def grow(self, groups: int) -> None:
         super().grow(groups)
@@ -220,7 +212,7 @@ class CuckooStack(ItemStack):
         return Estimates(np.minimum(cells + pairs, upper), lower, upper, confidence, self._basis(cells))
 
     def to_message(self) -> SynopsisMessage:
-        message = codec.header(self.kind, self.version, self._header_parameters, seed=self.seed)
+        message = self._header()
         keys, copies = self._contents()
         sizes = np.bincount(keys // self._span, minlength=len(self))
         buckets = (keys >> 16) % self.buckets
@@ -233,23 +225,18 @@ class CuckooStack(ItemStack):
         return message
 
     @classmethod
-    def from_message(cls, message: SynopsisMessage) -> Self:
-        parameters, (sizes, steps, fingerprints, copies) = cls._open(message)
-        item_type = read_item_type(parameters, cls.kind)
-        try:
-            empty = cls(buckets=parameters["buckets"], seed=message.seed, item_type=item_type)
-            check_dense(len(sizes), empty.buckets * BUCKET_BYTES)
-            result = cls(len(sizes), buckets=empty.buckets, seed=message.seed, item_type=item_type)
-            running = np.cumsum(steps)
-            begins = (np.cumsum(sizes) - sizes)[sizes > 0]
-            before = np.repeat((running - steps)[begins], sizes[sizes > 0])
-            buckets = running - before + np.repeat(np.arange(len(sizes)), sizes) * result.buckets
-            keys = buckets << 16 | fingerprints
-            if not cls.counts_copies and not len(copies):
-                copies = np.ones(len(keys), np.int64)
-            result._check_cells(keys, copies, sizes)
-        except (KeyError, IndexError, TypeError, ValueError, InvalidRequest) as exc:
-            raise CorruptSynopsis(f"{cls.kind}: parameters and arrays do not fit: {exc}") from exc
+    def _decoded(cls, given: dict[str, Any], arrays: list[Any]) -> Self:
+        sizes, steps, fingerprints, copies = arrays
+        check_dense(len(sizes), cls(**given).buckets * BUCKET_BYTES)
+        result = cls(len(sizes), **given)
+        running = np.cumsum(steps)
+        begins = (np.cumsum(sizes) - sizes)[sizes > 0]
+        before = np.repeat((running - steps)[begins], sizes[sizes > 0])
+        buckets = running - before + np.repeat(np.arange(len(sizes)), sizes) * result.buckets
+        keys = buckets << 16 | fingerprints
+        if not cls.counts_copies and not len(copies):
+            copies = np.ones(len(keys), np.int64)
+        result._check_cells(keys, copies, sizes)
         result._add(keys, copies)
         return result
 
@@ -268,10 +255,10 @@ class CuckooStack(ItemStack):
 
 
 class CountingCuckooStack(CuckooStack):
-    """A cuckoo filter per group, of a multiset: values that were added can be subtracted."""
+    """A cuckoo filter per group, of a multiset: equal values add up."""
 
     kind: ClassVar[str] = "counting_cuckoo"
-    properties: ClassVar[Properties] = Properties(invertible=True, linear=True)
+    properties: ClassVar[Properties] = Properties(linear=True)
     questions: ClassVar[Questions] = (Count, Distinct, Contains, Frequency, FalsePositiveRate)
     counts_copies: ClassVar[bool] = True
 
@@ -279,32 +266,8 @@ class CountingCuckooStack(CuckooStack):
         first, *others = default_shapes(self, asked)
         return (first, ShownInterval("count", Count(), whole=True), *others)
 
-    def decrement(self, codes: IntArray, values: Any) -> None:
-        """Subtracts values that were added.
-
-        A value that was never added is not detected if it shares a cell with a value that was added. The other value is
-        then removed.
-
-        Raises:
-            InvalidRequest: the filter does not contain some of the values; nothing changes then.
-        """
-        self._check_item_type(values)
-        self._remove(*np.unique(self._table.keys(codes, self._hash(values)), return_counts=True))
-
-    def _remove(self, keys: IntArray, copies: IntArray) -> None:
-        in_table, in_stash = self._table.holds(keys), self._stash.holds(keys)
-        missing = int(np.maximum(copies - in_stash - in_table, 0).sum())
-        if missing:
-            raise InvalidRequest(
-                "values", f"{missing} values", "values that were added before", "the filter does not contain them"
-            )
-        from_stash = np.minimum(copies, in_stash)
-        self._stash.add(keys[from_stash > 0], -from_stash[from_stash > 0])
-        self._table.remove(keys[copies > from_stash])
-
 
 class _SingleCuckoo(SingleSynopsis[Any]):
-    types: ClassVar[tuple[str, ...]] = ITEM_TYPES
     _stack: CuckooStack
 
     def __init__(self, buckets: int = DEFAULT_BUCKETS, *, seed: int = DEFAULT_SEED) -> None:
@@ -343,19 +306,18 @@ class CuckooFilter(_SingleCuckoo):
     stack_type = CuckooStack
 
 
-class CountingCuckooFilter(_SingleCuckoo, InvertibleSynopsis):
-    """Whether a value was added and not subtracted since: a multiset.
+class CountingCuckooFilter(_SingleCuckoo):
+    """How often a value was added: a multiset.
 
     Args:
         buckets: number of buckets of four 16-bit fingerprints, a power of two; see `for_capacity`.
         seed: seed of the hash. Only filters of equal buckets and seed merge.
 
-    >>> from edgewater.synopses import Contains
-    >>> online = CountingCuckooFilter.for_capacity(1_000)
-    >>> online.update(["ann", "bob"])
-    >>> online.decrement(["ann"])
-    >>> online.query(Contains("ann")).value, online.query(Contains("bob")).value
-    (0.0, 1.0)
+    >>> from edgewater.synopses import Frequency
+    >>> logins = CountingCuckooFilter.for_capacity(1_000)
+    >>> logins.update(["ann", "bob", "ann"])
+    >>> logins.query(Frequency("ann")).value, logins.query(Frequency("eve")).value
+    (2.0, 0.0)
     """
 
     stack_type = CountingCuckooStack
@@ -366,15 +328,9 @@ def _size_for(goals: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 for _stack_type in (CuckooStack, CountingCuckooStack):
-    register_kind(_stack_type)
-    register_function(
-        Function(
-            _stack_type.kind,
-            stack_maker(_stack_type, items=True),
-            seeded=True,
-            types=ITEM_TYPES,
-            parameters={"buckets": Parameter.power_of_two(DEFAULT_BUCKETS, 1, MAX_BUCKETS)},
-            goals={"capacity": Parameter.whole(None, 1, int(MAX_LOAD * SLOTS * MAX_BUCKETS))},
-            size_for=_size_for,
-        )
+    register_stack(
+        _stack_type,
+        parameters={"buckets": Parameter.power_of_two(DEFAULT_BUCKETS, 1, MAX_BUCKETS)},
+        goals={"capacity": Parameter.whole(None, 1, int(MAX_LOAD * SLOTS * MAX_BUCKETS))},
+        size_for=_size_for,
     )

@@ -20,18 +20,18 @@ from edgewater.synopses.array_stack import with_capacity
 from edgewater.synopses.base import BoolArray, IntArray, run_indices
 from edgewater.synopses.hashing import WordArray, finalised
 
-SLOTS = 4
-FINGERPRINTS = (1 << 16) - 1
+SLOTS = 4  # derived: Fan et al. 2014, section 5
+FINGERPRINTS = (1 << 16) - 1  # format: 16 bits
 """Fingerprints are 1 to 65535; 0 is an empty slot."""
 
 BUCKET_BYTES = 2 * SLOTS + 1
 """Memory of a bucket."""
 
-MAX_ROUNDS = 256
-_PROGRESS_ROUNDS = 24
+MAX_ROUNDS = 256  # limit: CPU of an insertion
+_PROGRESS_ROUNDS = 24  # limit: CPU of a full table
 """If fewer than an eighth of the unplaced fingerprints find a place within this many rounds, insertion stops."""
 
-_MANY = 1 << 10
+_MANY = 1 << 10  # measured: bench.synopses
 """With more unplaced fingerprints than this, it pays to count the fingerprints for which there is no place."""
 
 _SPREAD = finalised(np.arange(1 << 16, dtype=np.uint64), 0).view(np.int64)
@@ -81,15 +81,9 @@ class CuckooTable:
 
     def holds(self, keys: IntArray) -> BoolArray:
         """Returns which cells are in the table."""
-        return self._slot_of(keys)[1]
-
-    def _slot_of(self, keys: IntArray) -> tuple[IntArray, BoolArray]:
-        """Returns the flat slot of each cell, and whether the cell is in the table."""
         bucket, fingerprint = keys >> 16, keys & FINGERPRINTS
         pair = np.stack([bucket, self.other(bucket, fingerprint)], axis=1)
-        same = (self._slots[pair] == fingerprint[:, None, None]).reshape(len(keys), 2 * SLOTS)
-        at = same.argmax(axis=1)
-        return pair[np.arange(len(keys)), at // SLOTS] * SLOTS + at % SLOTS, same.any(axis=1)
+        return np.asarray((self._slots[pair] == fingerprint[:, None, None]).any(axis=(1, 2)))
 
     def insert(self, keys: IntArray) -> IntArray:
         """Adds distinct cells that are not in the table.
@@ -150,15 +144,6 @@ class CuckooTable:
         fingerprints[one] = evicted
         buckets[one] = self.other(bucket, evicted)
 
-    def remove(self, keys: IntArray) -> None:
-        """Removes distinct cells that are in the table."""
-        at, _ = self._slot_of(keys)
-        self._slots.reshape(-1)[at] = 0
-        touched = np.unique(at // SLOTS)
-        packed = np.sort(self._slots[touched], axis=1)[:, ::-1]  # empty slots to the end
-        self._slots[touched] = packed
-        self._used[touched] = (packed > 0).sum(axis=1)
-
     def sizes(self) -> IntArray:
         """Returns the number of cells per group."""
         return np.asarray(self._used.reshape(-1, self.buckets).sum(axis=1, dtype=np.int64))
@@ -203,7 +188,7 @@ class CuckooStash:
         return np.where(self.keys[at] == keys, self.copies[at], 0)
 
     def add(self, keys: IntArray, copies: IntArray) -> None:
-        """Adds copies of distinct cells; negative numbers remove copies."""
+        """Adds copies of distinct cells."""
         if len(keys):
             self.keys, self.copies = self.joined(keys, copies)
 

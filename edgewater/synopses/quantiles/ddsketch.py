@@ -13,19 +13,16 @@ has no rank; infinities have one.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import reduce
-from operator import add
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
-from edgewater.synopses.array_stack import ArrayStack, group_mask, keep_better
+from edgewater.base.errors import InvalidRequest
+from edgewater.synopses.array_stack import ArrayStack, group_mask, keep_better, register_stack
 from edgewater.synopses.base import (
-    NUMBER_TYPES,
+    CHUNK,
     Count,
     Estimates,
     FloatArray,
@@ -53,7 +50,7 @@ from edgewater.synopses.quantiles.log_bins import (
     collapsed_accuracy,
     log_bins,
 )
-from edgewater.synopses.registry import Function, Parameter, register_function, register_kind, stack_maker
+from edgewater.synopses.registry import Function, Parameter, register_function
 from edgewater.synopses.shapes import Shape, default_shapes, nans
 from edgewater.synopses.single import SingleSynopsis
 from edgewater.synopses.sparse_cells import SparseCells, cell_fields, cell_keys, cells_of, groups_of
@@ -70,23 +67,19 @@ _ACCURACY = Parameter.number(
     f"a relative accuracy from {MIN_ACCURACY} to {MAX_ACCURACY}, such as 0.01",
 )
 _MAX_LEVEL = 20  # at this level, two bins cover all values of one sign
-_REDUCTIONS = (("nan", add), ("below", add), ("above", add), ("sum", add), ("min", min), ("max", max))
 _ROLES = codec.ArrayRoles(0)
-CANCELLED = 1e-9
+CANCELLED = 1e-9  # limit: the rounding that an answer does not state
 """Rounding may change a sum of float64. If it may change more than this fraction of the sum, the bounds state it."""
-_CHUNK = 1 << 15  # a chunk's temporaries stay in the L2 cache
 
 
 class DDSketchStack(ArrayStack):
-    """A DDSketch per group. `accuracy` is α at level 0; only stacks of equal accuracy merge.
-
-    It is not invertible: uncollapsed bins could be subtracted, but extremes and levels could not.
-    """
+    """A DDSketch per group. `accuracy` is α at level 0; only stacks of equal accuracy merge."""
 
     kind: ClassVar[str] = "ddsketch"
     stacking: ClassVar[codec.ArrayRoles | None] = _ROLES
     properties: ClassVar[Properties] = Properties()
     questions: ClassVar[Questions] = (Quantile, Rank, Count, Sum, Mean, Minimum, Maximum)
+    required: ClassVar[tuple[str, ...]] = ("accuracy",)
     arrays: ClassVar[dict[str, tuple[str, float]]] = {
         "level": ("<i8", 0),
         "nan": ("<i8", 0),
@@ -116,20 +109,13 @@ class DDSketchStack(ArrayStack):
         self._cells = SparseCells(np.add, np.int64)
 
     @property
-    def parameters(self) -> dict[str, Any]:
-        return {"accuracy": self.accuracy}
-
-    @property
     def nbytes(self) -> int:
         return super().nbytes + self._cells.nbytes
 
-    def _empty(self) -> Self:
-        return type(self)(accuracy=self.accuracy)
-
     def update(self, codes: IntArray, values: npt.NDArray[Any], *, times: IntArray | None = None) -> None:
         """Adds a batch of integers or floats; integers count as the nearest float64."""
-        for at in range(0, len(values), _CHUNK):
-            self._add(codes[at : at + _CHUNK], values[at : at + _CHUNK].astype(np.float64, copy=False))
+        for at in range(0, len(values), CHUNK):
+            self._add(codes[at : at + CHUNK], values[at : at + CHUNK].astype(np.float64, copy=False))
 
     def _add(self, codes: IntArray, values: FloatArray) -> None:
         least, greatest = values.min(), values.max()
@@ -243,37 +229,6 @@ class DDSketchStack(ArrayStack):
         if self._cells.needs_consolidation:
             self._consolidate()
 
-    def merge_singles(self, others: Sequence[Self]) -> None:
-        """Merges stacks of one group into this stack of one group, by one sum over all their bins."""
-        for other in others:
-            codec.require_equal(self.kind, self.parameters, other.parameters)
-        if not others:
-            return
-        stacks = (self, *others)
-        # Sums in the order of the stacks give the same float64 as merging one stack after the other.
-        reduced = {
-            name: reduce(combine, [stack._state[name].item(0) for stack in stacks]) for name, combine in _REDUCTIONS
-        }
-        if max(reduced["nan"], reduced["below"], reduced["above"]) > MAX_COUNT:
-            raise IncompatibleSynopses(f"{self.kind}: more than {MAX_COUNT} values")
-        consolidated = [stack._consolidate() for stack in stacks]
-        levels = [stack._state["level"].item(0) for stack in stacks]
-        level = max(levels)
-        # In a stack of one group, keys are cells.
-        if min(levels) == level:
-            self._cells.replace_sorted(*_summed_runs(consolidated))
-        else:
-            cells = [
-                SignedBins.of(keys).coarsened(level - of) for (keys, _), of in zip(consolidated, levels, strict=True)
-            ]
-            self._cells.replace_sorted(
-                *_summed(np.concatenate(cells), np.concatenate([counts for _, counts in consolidated]))
-            )
-        self._state["level"][0] = level
-        for name, value in reduced.items():
-            self._state[name][0] = value
-        self._consolidate()
-
     def take(self, groups: IntArray) -> Self:
         self._consolidate()
         if len(self) == len(groups) == 1:
@@ -321,7 +276,7 @@ class DDSketchStack(ArrayStack):
         return np.where(cancels & np.isfinite(error), error, 0.0)
 
     def shown(self, asked: Question | None = None) -> tuple[Shape, ...]:
-        return (*default_shapes(self, asked), *nans(self._view("nan")))
+        return (*default_shapes(self, asked), nans(self._view("nan")))
 
     def accuracies(self) -> FloatArray:
         """Returns the current relative accuracy of each group, after its collapses."""
@@ -396,15 +351,10 @@ class DDSketchStack(ArrayStack):
         return message
 
     @classmethod
-    def from_message(cls, message: SynopsisMessage) -> Self:
-        parameters, decoded = cls._open(message)
-        try:
-            result = cls(accuracy=parameters["accuracy"])
-            result._load(decoded)
-            result._cells.unpack(*decoded[len(cls.arrays) :])
-            result._check_state()
-        except (KeyError, IndexError, TypeError, ValueError, InvalidRequest) as exc:
-            raise CorruptSynopsis(f"{cls.kind}: parameters and arrays do not fit: {exc}") from exc
+    def _decoded(cls, given: dict[str, Any], arrays: list[Any]) -> Self:
+        result = super()._decoded(given, arrays)
+        result._cells.unpack(*arrays[len(cls.arrays) :])
+        result._check_state()
         return result
 
     def _check_state(self) -> None:
@@ -436,7 +386,6 @@ class DDSketch(SingleSynopsis[DDSketchStack]):
     """
 
     stack_type = DDSketchStack
-    types: ClassVar[tuple[str, ...]] = NUMBER_TYPES
 
     def __init__(self, accuracy: float = DEFAULT_ACCURACY) -> None:
         super().__init__(DDSketchStack(1, accuracy=accuracy))
@@ -446,45 +395,7 @@ class DDSketch(SingleSynopsis[DDSketchStack]):
         return float(self._stack.accuracies()[0])
 
 
-def _summed_runs(runs: Sequence[tuple[IntArray, IntArray]]) -> tuple[IntArray, IntArray]:
-    """Adds up runs of distinct, ascending cells; returns distinct, ascending cells and their counts.
-
-    Sketches of one stream use the same cells after a while: their counts are added in place.
-    """
-    cells, total = max(runs, key=lambda run: len(run[0]))
-    total, others, first = total.copy(), [], True
-    for run, counts in runs:
-        if run is cells and first:
-            first = False
-        elif len(run) == len(cells) and (run == cells).all():
-            total += counts
-        else:
-            others.append((run, counts))
-    if not others:
-        return cells, total
-    others.append((cells, total))
-    return _summed(np.concatenate([cells for cells, _ in others]), np.concatenate([counts for _, counts in others]))
-
-
-def _summed(cells: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
-    """Adds up counts of equal cells; returns distinct, ascending cells and their counts."""
-    if not len(cells):
-        return cells, counts
-    least = int(cells.min())
-    span = int(cells.max()) - least + 1
-    if span > 4 * len(cells) + (1 << 16):  # sparse
-        order = np.argsort(cells, kind="stable")  # a stable sort merges sorted runs fast
-        cells = cells[order]
-        first = np.flatnonzero(np.concatenate([[True], cells[1:] != cells[:-1]]))
-        return cells[first], np.add.reduceat(counts[order], first)
-    total = np.zeros(span, np.int64)
-    np.add.at(total, cells - least, counts)
-    used = np.flatnonzero(total)
-    return used + least, total[used]
-
-
-register_kind(DDSketchStack)
-register_function(Function("quantiles", stack_maker(DDSketchStack), parameters={"accuracy": _ACCURACY}))
+register_stack(DDSketchStack, "quantiles", parameters={"accuracy": _ACCURACY})
 register_function(
     Function(
         "quantile",

@@ -15,9 +15,6 @@ A batch is sorted and compacted as one block, over all groups at once. Rows stay
 their level, so a compaction is a selection and not a sort. Such large blocks also keep V small: a block adds one step
 of 4^h however many values it has.
 
-Many sketches that are merged at once are thinned before they are sorted together (`kll_compaction`), a chunk of
-sketches at a time. Chunks count from the first sketch, so that objects and their bytes give the same union.
-
 Coins are hashes of the compacted values and of `source`, so a replay repeats them. A merge in another order tosses
 other coins: states and answers differ, but all keep the bound. A replay also needs the same compactions, so only
 updates, merges and resets start one. Questions read a compacted copy (`_compacted_copy`), and a stack's message has its
@@ -27,16 +24,15 @@ buffered values in three more arrays if there are any.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from edgewater.model.errors import CorruptSynopsis, InvalidRequest
-from edgewater.synopses.array_stack import ArrayStack, group_mask
+from edgewater.base.errors import InvalidRequest
+from edgewater.synopses.array_stack import ArrayStack, group_mask, register_stack
 from edgewater.synopses.base import (
-    NUMBER_TYPES,
+    CHUNK,
     BoolArray,
     Count,
     Estimates,
@@ -65,28 +61,21 @@ from edgewater.synopses.intervals import dominated_quantile
 from edgewater.synopses.quantiles.kll_compaction import (
     MAX_LEVEL,
     Block,
-    Levels,
-    cascaded,
     compacted,
     concatenated,
     halved,
-    height_for,
     shift_variance,
     sorted_block,
-    thinned,
     too_full,
 )
-from edgewater.synopses.registry import Function, Parameter, register_function, register_kind, stack_maker
+from edgewater.synopses.registry import Parameter
 from edgewater.synopses.shapes import Shape, default_shapes, nans
 from edgewater.synopses.single import SingleSynopsis
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 DEFAULT_K = 200
-MIN_K, MAX_K = 8, 1 << 16
-_CHUNK = 1 << 15  # values that are sorted at a time: they fit into the L2 cache
-_REDUCTIONS: dict[str, Any] = {"n": np.sum, "nan": np.sum, "variance": np.sum, "min": np.min, "max": np.max}
-WORST_ERROR_TIMES_K = 2.5
-_MAX_PENDING = 1 << 17  # buffered values of other sketches
+MIN_K, MAX_K = 8, 1 << 16  # limit: memory of a synopsis
+WORST_ERROR_TIMES_K = 2.5  # measured: bench.synopses
 
 
 _FIELDS = (
@@ -120,6 +109,8 @@ class KllStack(ArrayStack):
     kind: ClassVar[str] = "kll"
     properties: ClassVar[Properties] = Properties(commutative=False)
     questions: ClassVar[Questions] = (Quantile, Rank, Count, Minimum, Maximum)
+    required: ClassVar[tuple[str, ...]] = ("k",)
+    carried: ClassVar[tuple[str, ...]] = ("level", "source", "seed")
     arrays: ClassVar[dict[str, tuple[str, float]]] = {
         "n": ("<i8", 0),
         "nan": ("<i8", 0),
@@ -143,22 +134,15 @@ class KllStack(ArrayStack):
         self._compacted_self: Self | None = None
 
     @property
-    def parameters(self) -> dict[str, Any]:
-        return {"k": self.k}
-
-    @property
     def nbytes(self) -> int:
         blocks = (self._rows, *self._runs)
         copy = self._compacted_self.nbytes if self._compacted_self is not None else 0
         return super().nbytes + sum(column.nbytes for block in blocks for column in block) + copy
 
-    def _empty(self) -> Self:
-        return type(self)(k=self.k, level=self.level, source=self.source, seed=self.seed)
-
     def update(self, codes: IntArray, values: npt.NDArray[Any], *, times: IntArray | None = None) -> None:
         """Adds a batch of integers or floats; integers count as the nearest float64."""
-        for at in range(0, len(values), _CHUNK):
-            self._add(codes[at : at + _CHUNK], values[at : at + _CHUNK])
+        for at in range(0, len(values), CHUNK):
+            self._add(codes[at : at + CHUNK], values[at : at + CHUNK])
 
     def _add(self, codes: IntArray, values: npt.NDArray[Any]) -> None:
         held: FloatArray = np.add(values, 0.0, dtype=np.float64)  # -0.0 + 0.0 is 0.0
@@ -186,7 +170,7 @@ class KllStack(ArrayStack):
         self._runs.append(block)
         self._pending += len(block[0])
         self._compacted_self = None
-        if self._pending >= max(_CHUNK, len(self._rows[0])):
+        if self._pending >= max(CHUNK, len(self._rows[0])):
             self.compact()
 
     def compact(self) -> None:
@@ -194,8 +178,7 @@ class KllStack(ArrayStack):
         self._compacted_self = None
         if self._runs:
             # The buffered values are compacted first: the merge with the other rows is then short.
-            large = len(self) == 1 and self._pending > _CHUNK and any(levels.any() for _, _, levels in self._runs)
-            block = self._compacted(self._cascaded() if large else sorted_block(self._runs, len(self)))
+            block = self._compacted(sorted_block(self._runs, len(self)))
             self._runs, self._pending = [], 0
             self._rows = self._compacted(sorted_block([self._rows, block], len(self)))
 
@@ -238,12 +221,6 @@ class KllStack(ArrayStack):
         order = np.argsort(held, kind="stable")
         return np.zeros(len(held), np.int64), held[order], levels[order]
 
-    def _cascaded(self) -> Block:
-        """Returns the buffered values of a single group as a block, with the fullest levels thinned."""
-        block, variance = cascaded(self._runs, 8 * (self.k >> self.level), self._random_word)
-        self._state["variance"][0] += variance
-        return block
-
     def _compact_levels(self, rows: Block, chosen: IntArray) -> Block:
         """Compacts the chosen level of each group. A value without a pair stays in its level."""
         groups, values, levels = rows
@@ -276,13 +253,9 @@ class KllStack(ArrayStack):
     def _coins_of(self, values: FloatArray, level: int) -> int:
         """Returns the coins of a single group for `halved`, without arrays, and adds the compaction to V."""
         self._state["variance"][0] += shift_variance(level)
-        return self._random_word(values, level) >> 62
-
-    def _random_word(self, values: FloatArray, level: int) -> int:
-        """Returns 64 bits that depend on the compacted values of a single group, and on its number of values."""
         words = np.ascontiguousarray(values).view(np.uint64)
         word = (int(words.sum()) + int(self._state["n"][0]) * 64 + level) % (1 << 64)
-        return finalised_word(finalised_word(word, self.seed), self.source)
+        return finalised_word(finalised_word(word, self.seed), self.source) >> 62
 
     def merge(self, other: Self, codes: IntArray) -> None:
         self._require_equal_parameters(other)
@@ -293,47 +266,6 @@ class KllStack(ArrayStack):
         for name, better in (("min", np.minimum), ("max", np.maximum)):
             self._view(name)[codes] = better(self._view(name)[codes], other._view(name))
         self._append((codes[groups], values, levels))
-
-    @property
-    def merge_batch_size(self) -> int:
-        """The number of sketches that are merged at a time: about a chunk of values."""
-        return max(_CHUNK // self.k, 1)
-
-    def merge_singles(self, others: Sequence[Self]) -> None:
-        """Merges stacks of one group into this stack of one group, many at a time."""
-        sketches = [other._compacted_copy() for other in others]
-        for other in sketches:
-            self._require_equal_parameters(other)
-        for at in range(0, len(sketches), self.merge_batch_size):
-            batch = sketches[at : at + self.merge_batch_size]
-            states = {name: np.array([other._state[name][0] for other in batch]) for name in _REDUCTIONS}
-            values, levels = (np.concatenate([other._rows[i] for other in batch]) for i in (1, 2))
-            self._merge_sorted(values, levels, states)
-        if sum(len(other._rows[1]) for other in sketches) > _CHUNK:  # they were thinned
-            self.compact()
-
-    def _merge_sorted(self, values: FloatArray, levels: Levels, states: dict[str, npt.NDArray[Any]]) -> None:
-        """Merges the values of sketches of one group, concatenated and each sorted, into a single group.
-
-        Args:
-            states: name of an array -> its value per sketch.
-        """
-        self._compacted_self = None
-        state = self._state
-        for name, reduce in _REDUCTIONS.items():
-            state[name][0] = reduce([state[name][0], reduce(states[name])])
-        runs: list[Block] = []
-        if self._pending + len(values) <= _CHUNK:
-            runs = [(np.zeros(len(values), np.int64), values, levels)] if len(values) else []
-        else:
-            sketches, k = len(states["n"]), self.k >> self.level
-            height = height_for(int(state["n"][0]), int(states["n"].sum()) / sketches, k)
-            runs, variance = thinned(values, levels, height, sketches, self._random_word)
-            state["variance"][0] += variance
-        self._runs += runs
-        self._pending += sum(len(run[0]) for run in runs)
-        if self._pending > _MAX_PENDING:
-            self.compact()
 
     def take(self, groups: IntArray) -> Self:
         """Returns a compacted copy of these groups, in this order."""
@@ -356,7 +288,7 @@ class KllStack(ArrayStack):
         self._compacted_self = None
 
     def shown(self, asked: Question | None = None) -> tuple[Shape, ...]:
-        return (*default_shapes(self, asked), *nans(self._view("nan")))
+        return (*default_shapes(self, asked), nans(self._view("nan")))
 
     def query(self, question: Question | None = None) -> Estimates:
         """Returns the answer per group; the default question is the median. NaN where there are no values."""
@@ -430,7 +362,6 @@ class KllStack(ArrayStack):
     def to_message(self) -> SynopsisMessage:
         groups, values, levels = self._rows
         message = super().to_message()
-        message.seed = self.seed
         counts = np.bincount(groups, minlength=len(self))
         meta = np.array([self.level]), np.array([self.source], np.uint64)
         pending: Block | tuple[()] = concatenated(self._runs) if self._runs else ()
@@ -438,18 +369,13 @@ class KllStack(ArrayStack):
         return message
 
     @classmethod
-    def from_message(cls, message: SynopsisMessage) -> Self:
-        parameters, decoded = cls._open(message)
-        level, source, counts, values, levels, *pending = decoded[len(cls.arrays) :]
-        try:
-            result = cls(k=parameters["k"], level=int(level[0]), source=int(source[0]), seed=message.seed)
-            result._load(decoded)
-            result._rows = np.repeat(np.arange(len(result)), counts), values, levels
-            if pending:
-                result._runs, result._pending = [(pending[0], pending[1], pending[2])], len(pending[0])
-            result._check_state()
-        except (KeyError, IndexError, TypeError, ValueError, InvalidRequest) as exc:
-            raise CorruptSynopsis(f"{cls.kind}: parameters and arrays do not fit: {exc}") from exc
+    def _decoded(cls, given: dict[str, Any], arrays: list[Any]) -> Self:
+        level, source, counts, values, levels, *pending = arrays[len(cls.arrays) :]
+        result = super()._decoded({**given, "level": int(level[0]), "source": int(source[0])}, arrays)
+        result._rows = np.repeat(np.arange(len(result)), counts), values, levels
+        if pending:
+            result._runs, result._pending = [(pending[0], pending[1], pending[2])], len(pending[0])
+        result._check_state()
         return result
 
     def _check_state(self) -> None:
@@ -490,7 +416,6 @@ class Kll(SingleSynopsis[KllStack]):
     """
 
     stack_type = KllStack
-    types: ClassVar[tuple[str, ...]] = NUMBER_TYPES
 
     def __init__(self, k: int = DEFAULT_K, *, source: int = 0, seed: int = DEFAULT_SEED) -> None:
         super().__init__(KllStack(1, k=k, source=source, seed=seed))
@@ -511,7 +436,4 @@ class Kll(SingleSynopsis[KllStack]):
         return float(self._stack.rank_errors(confidence)[0])
 
 
-register_kind(KllStack)
-register_function(
-    Function("kll", stack_maker(KllStack), seeded=True, parameters={"k": Parameter.whole(DEFAULT_K, MIN_K, MAX_K)})
-)
+register_stack(KllStack, parameters={"k": Parameter.whole(DEFAULT_K, MIN_K, MAX_K)})

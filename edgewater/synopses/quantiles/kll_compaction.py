@@ -1,22 +1,10 @@
-"""Compaction of KLL sketches: blocks of values of many groups and levels, and the thinning of many sketches.
+"""Compaction of KLL sketches: blocks of values of many groups and levels.
 
-**Compaction.** `too_full` selects the level of each group to compact; `compacted` does it for a single group.
-
-**Thinning.** Compacting a thousand sketches one after the other sorts all their values together. But each sketch is
-already sorted, which suffices to thin it. Cut the values of one level, in their order, into blocks of 2^j. Choose one
-value of each block uniformly; it represents the block's values j levels higher. For any x, a block whose values are all
-at most x, or all above it, counts as before. Only a block that x divides can be wrong, by less than W = 2^(level + j)
-and by 0 on average. There is at most one such block per sketch, and one more at the border to the next sketch. The
-choices are independent, so by Hoeffding such a block adds W²/4 to V, just as a compaction of level h (W = 2^(h + 1))
-adds 4^h.
-
-The final compactions of the union add about (n/k)²/4 to V in any case (measured). So sketches are thinned as long as
-all of their blocks together add at most half of that. The stated error of 1,000 sketches grows by 9 %.
+`too_full` selects the level of each group to compact; `compacted` does it for a single group.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import pairwise
@@ -26,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edgewater.synopses.base import FloatArray, IntArray
-from edgewater.synopses.hashing import finalised
 
-MAX_LEVEL = 60
+MAX_LEVEL = 60  # format: weights below 2^62
 _MIN_ROOM = 8  # each level has room for at least this many values
 
 Levels = npt.NDArray[np.uint8]
@@ -36,10 +23,6 @@ Block = tuple[IntArray, FloatArray, Levels]
 """Group, value and level per row, sorted by group and value."""
 Coins = Callable[[FloatArray, int], int]
 """Returns 0 to 3 at random, for `halved`, for these values of this level, and adds the compaction to V."""
-RandomWord = Callable[[FloatArray, int], int]
-"""Returns a random 64-bit word for these values of this level."""
-
-_THINNING_DIVISOR = 8  # thinning may add (n/k)²/8 to V
 
 
 def concatenated(blocks: list[Block]) -> Block:
@@ -142,83 +125,3 @@ def _rooms_up_to(tall: int, k: int) -> tuple[tuple[int, ...], int]:
 def _rooms_below(k: int) -> tuple[int, ...]:
     """Returns the room in the top level, in the next lower level, and so on: ⌈k·(2/3)^j⌉, in integers."""
     return tuple(max(-(-k * 2**j // 3**j), _MIN_ROOM) for j in range(256))
-
-
-def height_for(n: int, mean: float, k: int) -> int:
-    """Returns the level H to which values may be raised when n sketches of `mean` values each are merged.
-
-    4^H ≤ n·mean/(8·k²): Σ 4^H over all sketches is then at most (n/k)²/8, for any number of steps.
-    """
-    power = n * mean / (_THINNING_DIVISOR * k * k)
-    return max(math.frexp(power)[1] - 1, 0) // 2  # ⌊log4⌋
-
-
-def thinned(
-    values: FloatArray, levels: Levels, height: int, sketches: int, word: RandomWord
-) -> tuple[list[Block], float]:
-    """Thins the values of sketches: raises values below `height` to it, except an incomplete block per level.
-
-    Returns blocks of one level each, and the amount added to V.
-
-    Args:
-        values, levels: of all sketches, concatenated; each sketch is sorted.
-    """
-    pieces, added = [], 0.0
-    least, most = int(levels.min(initial=MAX_LEVEL)), int(levels.max(initial=0))
-    for level in range(least, most + 1):
-        # A mask of each level takes as long as all the other steps. Sketches of equal size often have one level.
-        held = values if least == most else values[levels == level]
-        bits = max(height - level, 0)
-        blocks = len(held) >> bits if bits else 0
-        if blocks:
-            kept = (np.arange(blocks) << bits) + _uniform(blocks, bits, word(values, level))
-            pieces.append(_piece(held[kept], height))
-            added += min(blocks, 2 * sketches - 1) * 4.0 ** (height - 1)
-        pieces.append(_piece(held[blocks << bits :], level))
-    return [piece for piece in pieces if len(piece[1])], added
-
-
-def _piece(values: FloatArray, level: int) -> Block:
-    return np.zeros(len(values), np.int64), values, np.full(len(values), level, np.uint8)
-
-
-def _uniform(blocks: int, bits: int, word: int) -> IntArray:
-    """Returns independent random numbers from 0 to 2^bits - 1."""
-    size = next(size for size in (1, 2, 4, 8) if bits <= 8 * size)
-    words = finalised(np.arange(-(-blocks * size // 8), dtype=np.uint64), word).astype("<u8", copy=False)
-    return (words.view(f"<u{size}")[:blocks] & ((1 << bits) - 1)).astype(np.int64)
-
-
-def cascaded(runs: list[Block], room: int, word: RandomWord) -> tuple[Block, float]:
-    """Returns rows of one group as one block, and the amount added to V.
-
-    A level of more than `room` values is sorted and thinned, so that x divides a single block.
-    """
-    pending, level, added = _by_level(runs), 0, 0.0
-    while level < len(pending):
-        values = pending[level]
-        if len(values) > room:
-            values, coins, risen = np.sort(values), word(values, level), level
-            pending[level] = np.zeros(0)
-            while len(values) > room:
-                pending.extend([np.zeros(0)] * (risen + 2 - len(pending)))
-                values, rest = halved(values, coins & 3)
-                pending[risen] = np.concatenate([pending[risen], rest])
-                added += shift_variance(risen)
-                coins, risen = coins >> 2, risen + 1
-            pending[risen] = np.concatenate([pending[risen], values])
-        level += 1
-    levels = np.repeat(np.arange(len(pending), dtype=np.uint8), [len(values) for values in pending])
-    held = np.concatenate(pending)
-    order = np.argsort(held, kind="stable")
-    return (np.zeros(len(held), np.int64), held[order], levels[order]), added
-
-
-def _by_level(runs: list[Block]) -> list[FloatArray]:
-    found: list[list[FloatArray]] = []
-    for _, values, levels in runs:
-        least, most = int(levels.min()), int(levels.max())
-        found.extend([] for _ in range(most + 1 - len(found)))
-        for level in range(least, most + 1):
-            found[level].append(values if least == most else values[levels == level])
-    return [np.concatenate(pieces) if pieces else np.zeros(0) for pieces in found]

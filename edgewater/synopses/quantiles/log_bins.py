@@ -21,15 +21,15 @@ import numpy.typing as npt
 
 from edgewater.synopses.base import FloatArray, IntArray
 
-MIN_ACCURACY, MAX_ACCURACY = 0.001, 0.5
+MIN_ACCURACY, MAX_ACCURACY = 0.001, 0.5  # limit: memory of a sketch
 
-ZERO = 1 << 31
+ZERO = 1 << 31  # format: the middle of 32 bits
 """The cell of zero."""
 
-OFFSET = 1 << 19
+OFFSET = 1 << 19  # derived: more than the bins of all float64
 """The offset that makes the bin numbers of any accuracy positive before the sign is applied."""
 
-_LEAST_NORMAL = 2.0**-1022
+_LEAST_NORMAL = 2.0**-1022  # format: of float64
 _GREATEST = float(np.finfo(np.float64).max)
 
 

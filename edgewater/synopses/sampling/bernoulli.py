@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from edgewater.model.errors import InvalidRequest
+from edgewater.base.errors import InvalidRequest
+from edgewater.synopses.array_stack import register_stack
 from edgewater.synopses.base import (
-    ITEM_TYPES,
     BoolArray,
     Estimates,
     FloatArray,
@@ -26,23 +26,15 @@ from edgewater.synopses.base import (
 from edgewater.synopses.checks import check_whole
 from edgewater.synopses.encoding.layout import Layout, field
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray
-from edgewater.synopses.registry import (
-    MAX_SAMPLE_SIZE,
-    REQUIRED,
-    Function,
-    Parameter,
-    register_function,
-    register_kind,
-    stack_maker,
-)
+from edgewater.synopses.registry import MAX_SAMPLE_SIZE, REQUIRED, Parameter
 from edgewater.synopses.sampling.estimator import QUESTIONS, SampleEstimator
 from edgewater.synopses.sampling.sample_rows import MAX_TAG, SampleRows
 from edgewater.synopses.sampling.sample_stack import RANGE, RateSampleStack, SingleSample, sample_layouts
 
 DEFAULT_LIMIT = 1 << 16
-_MAX_LEVEL = 20
-_MAX_HALVED = 60
-_MIN_RATE = 1e-9
+_MAX_LEVEL = 20  # limit: rates above 2^-64
+_MAX_HALVED = 60  # limit: rates above 2^-64
+_MIN_RATE = 1e-9  # limit: rates above 2^-64
 
 
 class BernoulliStack(RateSampleStack):
@@ -141,16 +133,10 @@ class BernoulliSample(SingleSample[BernoulliStack]):
         return float(self._stack.rates()[0])
 
 
-register_kind(BernoulliStack)
-register_function(
-    Function(
-        "bernoulli",
-        stack_maker(BernoulliStack, items=True),
-        seeded=True,
-        types=ITEM_TYPES,
-        parameters={
-            "rate": Parameter.number(REQUIRED, _MIN_RATE, 1, f"a probability from {_MIN_RATE} to 1, such as 0.01"),
-            "limit": Parameter.whole(DEFAULT_LIMIT, 1, MAX_SAMPLE_SIZE),
-        },
-    )
+register_stack(
+    BernoulliStack,
+    parameters={
+        "rate": Parameter.number(REQUIRED, _MIN_RATE, 1, f"a probability from {_MIN_RATE} to 1, such as 0.01"),
+        "limit": Parameter.whole(DEFAULT_LIMIT, 1, MAX_SAMPLE_SIZE),
+    },
 )

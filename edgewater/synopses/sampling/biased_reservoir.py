@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from edgewater.model.errors import InvalidRequest
+from edgewater.base.errors import InvalidRequest
+from edgewater.synopses.array_stack import register_stack
 from edgewater.synopses.base import (
-    ITEM_TYPES,
     BoolArray,
     Estimates,
     FloatArray,
@@ -33,14 +33,7 @@ from edgewater.synopses.base import (
 from edgewater.synopses.encoding.layout import Layout
 from edgewater.synopses.hashing import DEFAULT_SEED, finalised
 from edgewater.synopses.questions import Proportion
-from edgewater.synopses.registry import (
-    MAX_SAMPLE_SIZE,
-    Function,
-    Parameter,
-    register_function,
-    register_kind,
-    stack_maker,
-)
+from edgewater.synopses.registry import MAX_SAMPLE_SIZE, Parameter
 from edgewater.synopses.sampling.estimator import SampleEstimator
 from edgewater.synopses.sampling.sample_rows import SampleRows, record_tags
 from edgewater.synopses.sampling.sample_stack import (
@@ -53,7 +46,7 @@ from edgewater.synopses.sampling.sample_stack import (
 
 MIN_P_IN = 2.0**-32
 """Records are thinned by hashes of 64 bits."""
-_THINNING = 2  # number of the hash that thins records; the tag without it chooses the slot
+_THINNING = 2  # number of the hash that thins records; the tag without it chooses the slot; format: number of a hash
 
 
 class BiasedReservoirStack(TimedSampleStack):
@@ -141,14 +134,9 @@ class BiasedReservoir(SingleSample[BiasedReservoirStack]):
         return np.asarray(rate * (1 - rate / self._stack.capacity) ** np.asarray(later, np.float64))
 
 
-register_kind(BiasedReservoirStack)
-register_function(
-    Function(
-        "biased",
-        stack_maker(BiasedReservoirStack, items=True),
-        seeded=True,
-        types=ITEM_TYPES,
-        parameters={"size": Parameter.whole(DEFAULT_SIZE, 1, MAX_SAMPLE_SIZE)},
-    ),
+register_stack(
+    BiasedReservoirStack,
+    "biased",
     "biased_reservoir",
+    parameters={"size": Parameter.whole(DEFAULT_SIZE, 1, MAX_SAMPLE_SIZE)},
 )

@@ -29,11 +29,11 @@ import numpy as np
 
 from edgewater.synopses.base import FloatArray, IntArray
 
-_SMALL = 1e-6  # smaller intensities are replaced by this
-_LEAST = 1e-300
-_TOLERANCE = 1e-4  # in standard deviations
-_INNER_TOLERANCE = 1e-3
-_ROUNDS = 60
+_SMALL = 1e-6  # smaller intensities are replaced by this; derived: smaller intensities give equal bounds
+_LEAST = 1e-300  # format: of float64
+_TOLERANCE = 1e-4  # in standard deviations; derived: far below the interval
+_INNER_TOLERANCE = 1e-3  # derived: far below the interval
+_ROUNDS = 60  # derived: bisection to 2^-60
 
 
 @dataclass(frozen=True, slots=True)

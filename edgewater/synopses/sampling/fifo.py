@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from edgewater.synopses.array_stack import register_stack
 from edgewater.synopses.base import (
-    ITEM_TYPES,
     BoolArray,
     Count,
     Estimates,
@@ -29,14 +29,7 @@ from edgewater.synopses.base import (
 )
 from edgewater.synopses.checks import check_whole
 from edgewater.synopses.questions import Proportion
-from edgewater.synopses.registry import (
-    MAX_SAMPLE_SIZE,
-    Function,
-    Parameter,
-    register_function,
-    register_kind,
-    stack_maker,
-)
+from edgewater.synopses.registry import MAX_SAMPLE_SIZE, Parameter
 from edgewater.synopses.sampling.estimator import SampleEstimator
 from edgewater.synopses.sampling.sample_rows import SampleRows
 from edgewater.synopses.sampling.sample_stack import DEFAULT_SIZE, MAX_SIZE, SingleSample, TimedSampleStack
@@ -119,13 +112,4 @@ class FifoSample(SingleSample[FifoStack]):
         return self._stack.source_counts()
 
 
-register_kind(FifoStack)
-register_function(
-    Function(
-        "fifo",
-        stack_maker(FifoStack, items=True),
-        seeded=True,
-        types=ITEM_TYPES,
-        parameters={"size": Parameter.whole(DEFAULT_SIZE, 1, MAX_SAMPLE_SIZE)},
-    )
-)
+register_stack(FifoStack, parameters={"size": Parameter.whole(DEFAULT_SIZE, 1, MAX_SAMPLE_SIZE)})

@@ -17,9 +17,9 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import pyarrow as pa
 
-from edgewater.model.errors import InvalidRequest
+from edgewater.base.errors import InvalidRequest
+from edgewater.synopses.array_stack import register_stack
 from edgewater.synopses.base import (
-    ITEM_TYPES,
     BoolArray,
     Estimates,
     IntArray,
@@ -32,14 +32,7 @@ from edgewater.synopses.checks import check_fraction
 from edgewater.synopses.encoding.layout import Layout
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray
 from edgewater.synopses.intervals import normal_quantile
-from edgewater.synopses.registry import (
-    MAX_SAMPLE_SIZE,
-    Function,
-    Parameter,
-    register_function,
-    register_kind,
-    stack_maker,
-)
+from edgewater.synopses.registry import MAX_SAMPLE_SIZE, Parameter
 from edgewater.synopses.sampling.estimator import QUESTIONS, SampleEstimator
 from edgewater.synopses.sampling.sample_rows import MAX_TAG, SampleRows
 from edgewater.synopses.sampling.sample_stack import (
@@ -146,16 +139,11 @@ def _size_for(goals: Mapping[str, Any]) -> Mapping[str, Any]:
     return ReservoirSample.for_error(goals["epsilon"])._stack.parameters
 
 
-register_kind(ReservoirStack)
-register_function(
-    Function(
-        "reservoir",
-        stack_maker(ReservoirStack, items=True),
-        seeded=True,
-        types=ITEM_TYPES,
-        parameters={"size": Parameter.whole(DEFAULT_SIZE, 1, MAX_SAMPLE_SIZE)},
-        goals={"epsilon": Parameter.fraction(None)},
-        size_for=_size_for,
-    ),
+register_stack(
+    ReservoirStack,
+    "reservoir",
     "sample",
+    parameters={"size": Parameter.whole(DEFAULT_SIZE, 1, MAX_SAMPLE_SIZE)},
+    goals={"epsilon": Parameter.fraction(None)},
+    size_for=_size_for,
 )

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import pyarrow as pa
 
-from edgewater.model.errors import InvalidRecord, InvalidRequest
+from edgewater.base.errors import InvalidRecord, InvalidRequest
 from edgewater.synopses.base import (
     MAX_ROW_COLUMNS,
     BoolArray,

@@ -19,10 +19,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRecord, InvalidRequest
+from edgewater.base.errors import IncompatibleSynopses, InvalidRecord
 from edgewater.synopses.array_stack import group_mask
 from edgewater.synopses.base import (
-    ITEM_TYPES,
+    CHUNK,
+    MIN_PENDING,
     BoolArray,
     Count,
     IntArray,
@@ -36,17 +37,15 @@ from edgewater.synopses.checks import check_whole, whole_numbers
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.layout import STRINGS, Field, Layout, field, totals
 from edgewater.synopses.hashing import DEFAULT_SEED
-from edgewater.synopses.items import ItemStack, read_item_type
+from edgewater.synopses.items import ItemStack
 from edgewater.synopses.sampling.sample_rows import Key, SampleRows, concatenated, record_tags
 from edgewater.synopses.shapes import Shape, ShownInterval, ShownNumber
 from edgewater.synopses.single import SingleSynopsis
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 DEFAULT_SIZE = 1000
-MAX_SIZE = 1 << 24
+MAX_SIZE = 1 << 24  # limit: memory of a sample
 
-_CHUNK = 1 << 15
-_MIN_PENDING = 1 << 14
 _DTYPES = {"int64": np.int64, "float64": np.float64, "bool": np.bool_}
 
 
@@ -85,10 +84,7 @@ class SampleStack(ItemStack):
     arrays: ClassVar[dict[str, tuple[str, float]]] = {}
     key_types: ClassVar[tuple[str, ...]] = ("<u8",)
     layouts: ClassVar[tuple[Layout, ...]] = sample_layout(key_types)
-    required: ClassVar[tuple[str, ...]]
-    """Attributes that are parameters."""
-    options: ClassVar[tuple[str, ...]] = ()
-    """Attributes that are parameters unless they are None."""
+    carried: ClassVar[tuple[str, ...]] = ("source", "seed", "item_type")
 
     def __init__(
         self, groups: int = 0, *, source: int = 0, seed: int = DEFAULT_SEED, item_type: str | None = None
@@ -99,14 +95,6 @@ class SampleStack(ItemStack):
         self._next = 0
         self._rows = self._no_rows()
         self._runs: list[SampleRows] = []
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        values = {name: getattr(self, name) for name in (*self.required, *self.options)}
-        return {name: value for name, value in values.items() if value is not None}
-
-    def _empty(self) -> Self:
-        return type(self)(**self.parameters, source=self.source, seed=self.seed, item_type=self.item_type)
 
     def _no_rows(self) -> SampleRows:
         values: Any = pa.array([], pa.string()) if self.item_type == "string" else np.zeros(0, self._dtype)
@@ -160,8 +148,8 @@ class SampleStack(ItemStack):
             self._next += len(values)
         values = self._canonical(values)
         self._extend_range(codes, values)
-        for at in range(0, len(values), _CHUNK):
-            chunk = slice(at, at + _CHUNK)
+        for at in range(0, len(values), CHUNK):
+            chunk = slice(at, at + CHUNK)
             keys = self._keys(ids[chunk], None if times is None else times[chunk])
             self._add(SampleRows(np.asarray(codes[chunk], np.int64), keys, values[chunk]))
 
@@ -218,7 +206,7 @@ class SampleStack(ItemStack):
             rows = rows.at(candidates)
         if len(rows):
             self._runs.append(rows)
-        if sum(map(len, self._runs)) > max(_MIN_PENDING, len(self._rows)):
+        if sum(map(len, self._runs)) > max(MIN_PENDING, len(self._rows)):
             self._consolidate()
 
     def _consolidate(self) -> SampleRows:
@@ -253,28 +241,16 @@ class SampleStack(ItemStack):
         return np.asarray((one != two) & ((one == one) | (two == two)))
 
     def merge(self, other: Self, codes: IntArray) -> None:
-        rows = self._prepare_merge(other)
-        self._merge_range(other, codes)
-        if len(rows):
-            self._runs.append(SampleRows(codes[rows.groups], rows.keys, rows.values))
-        self._consolidate()
-
-    def merge_singles(self, others: Sequence[Self]) -> None:
-        """Merges stacks of one group into this stack of one group, and selects the rows that stay once."""
-        for other in others:
-            self._add(self._prepare_merge(other))
-            self._merge_range(other, np.zeros(1, np.int64))
-        self._consolidate()
-
-    def _prepare_merge(self, other: Self) -> SampleRows:
-        """Adopts the item type and the record number of `other` as needed; returns the rows of `other`."""
         known = self.item_type is not None
         self._require_mergeable(other)
         if not known:
             self._rows = self._no_rows()
         rows = other._consolidate()
         self._next = max(self._next, other._next)
-        return rows
+        self._merge_range(other, codes)
+        if len(rows):
+            self._runs.append(SampleRows(codes[rows.groups], rows.keys, rows.values))
+        self._consolidate()
 
     def take(self, groups: IntArray) -> Self:
         rows = self._consolidate()
@@ -314,7 +290,7 @@ class SampleStack(ItemStack):
 
     def to_message(self) -> SynopsisMessage:
         rows = self._consolidate()
-        message = codec.header(self.kind, self.version, self._header_parameters, seed=self.seed)
+        message = self._header()
         counts = np.diff(rows.starts(len(self)))
         meta = (np.array([self.level, self._next]), np.array([self.source], np.uint64))
         own = [self._view(name) for name in self.arrays]
@@ -327,17 +303,11 @@ class SampleStack(ItemStack):
         return message
 
     @classmethod
-    def from_message(cls, message: SynopsisMessage) -> Self:
-        own = len(message.arrays) - len(cls.key_types) - 4
-        parameters, (meta, sources, *columns, values) = cls._open(message)
-        item_type = read_item_type(parameters, cls.kind)
-        try:
-            named = {name: parameters[name] for name in cls.required}
-            named |= {name: parameters[name] for name in cls.options if name in parameters}
-            result = cls(**named, source=int(sources[0]), seed=message.seed, item_type=item_type)
-            result._load_rows(meta, columns[:own], columns[own], tuple(columns[own + 1 :]), values)
-        except (KeyError, IndexError, TypeError, ValueError, InvalidRequest) as exc:
-            raise CorruptSynopsis(f"{cls.kind}: parameters and arrays do not fit: {exc}") from exc
+    def _decoded(cls, given: dict[str, Any], arrays: list[Any]) -> Self:
+        meta, source, *columns, values = arrays
+        own = len(columns) - len(cls.key_types) - 1
+        result = cls(**given, source=int(source[0]))
+        result._load_rows(meta, columns[:own], columns[own], tuple(columns[own + 1 :]), values)
         return result
 
     def _load_rows(self, meta: IntArray, own: list[Key], counts: IntArray, keys: tuple[Key, ...], values: Any) -> None:
@@ -432,10 +402,6 @@ class RateSampleStack(SampleStack):
         """Returns the effective threshold per group."""
         raise NotImplementedError
 
-    def merge_singles(self, others: Sequence[Self]) -> None:
-        for other in others:
-            self.merge(other, np.zeros(1, np.int64))
-
     def merge(self, other: Self, codes: IntArray) -> None:
         other._consolidate()
         thresholds = other._thresholds().copy()  # `other` may be this stack
@@ -454,8 +420,6 @@ S = TypeVar("S", bound=SampleStack)
 
 class SingleSample(SingleSynopsis[S]):
     """A `Synopsis` over a `SampleStack` of length 1."""
-
-    types: ClassVar[tuple[str, ...]] = ITEM_TYPES
 
     @property
     def source(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from edgewater.synopses.testing import algebra, contract
 from edgewater.synopses.testing.subject import Subject
 
-ALARM = 100_000
+ALARM = 100_000  # limit: false alarms of a test, one in so many
 """Tests have fixed seeds, so they always pass or always fail. Suppose that intervals contain the true value exactly as
 often as they claim. Then a test with `least_hits` fails for one in `ALARM` of all seeds."""
 

@@ -1,36 +1,29 @@
-"""Laws for every stack, independent of data: bytes, damage, errors, subtraction, empty stacks."""
+"""Laws for every stack, independent of data: bytes, damage, errors, sums, empty stacks."""
 
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 
-from edgewater.model.errors import CorruptSynopsis, InvalidRequest, SynopsisError, UnsupportedVersion
+from edgewater.base.errors import CorruptSynopsis, InvalidRequest, SynopsisError, UnsupportedVersion
 from edgewater.synopses.base import Question
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.registry import stack_from_message
-from edgewater.synopses.testing.subject import GROUPS, Subject, codes_for, merged, pick, refused, to_bytes
+from edgewater.synopses.testing.subject import GROUPS, Subject, merged, pick, refused, to_bytes
 from edgewater.synopses.testing.zoo import SEED
 
 
-def a_linear_state_adds_up_and_values_can_be_subtracted(subject: Subject) -> None:
+def a_linear_state_adds_up(subject: Subject) -> None:
     sets = subject.zoo()
     values = sets[list(sets)[0 if subject.of == "bool" or len(sets) == 1 else 1]]
     left, right = subject.parts(values, 2)
-    properties = left.properties
-    assert properties.invertible or not properties.linear, "a linear state must be invertible"
-    if not properties.linear:
+    if not left.properties.linear:
         return
-    both = merged(subject, [left, right])
-    if hasattr(both, "decrement"):
-        both.decrement(codes_for(values, GROUPS)[:0], pick(values, np.zeros(0, np.int64)))
-        whole: Any = subject.whole(values)
-        whole.decrement(codes_for(values, GROUPS), values)
-        assert to_bytes(whole) == to_bytes(subject.empty())
-        return
-    for a, b, ab in zip(*([codec.decode(x) for x in s.to_message().arrays] for s in (left, right, both)), strict=True):
+    messages = [stack.to_message() for stack in (left, right, merged(subject, [left, right]))]
+    if any(array.shape[-1] != GROUPS for message in messages for array in message.arrays):
+        return  # sparse: the arrays are no vectors of the state
+    for a, b, ab in zip(*([codec.decode(array) for array in message.arrays] for message in messages), strict=True):
         np.testing.assert_allclose(ab - b, a, rtol=1e-12, atol=1e-9)
 
 
@@ -114,7 +107,7 @@ def an_unsupported_question_is_refused_with_the_supported_ones(subject: Subject)
 
 
 LAWS = (
-    a_linear_state_adds_up_and_values_can_be_subtracted,
+    a_linear_state_adds_up,
     an_empty_stack_answers_merges_and_round_trips,
     any_truncation_and_any_flipped_bit_is_corrupt,
     damage_under_a_valid_checksum_raises_only_synopsis_errors,

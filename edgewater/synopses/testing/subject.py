@@ -19,7 +19,7 @@ from edgewater.synopses.sampling.sample_stack import SampleStack
 from edgewater.synopses.testing.zoo import ABOUT_ITEMS, ABOUT_TWO, ITEMS, QUESTIONS, SEED, zoo
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
-GROUPS = 5
+GROUPS = 5  # limit: the time of a test
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from edgewater.synopses.questions import (
     UnionSize,
 )
 
-SEED = 20240607
+SEED = 20240607  # format: a seed
 
 QUESTIONS: dict[type[Question], tuple[Question, ...]] = {
     Count: (Count(),),

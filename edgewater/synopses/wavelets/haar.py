@@ -8,9 +8,8 @@ coefficients, in one pass. (Condor's wavelet, after Karras and Mamoulis, minimis
 The effect of discarded coefficients is tracked: the L2 norm of the error, and per level the maximum error of a retained
 coefficient and the maximum magnitude of a discarded one. Every answer has deterministic bounds.
 
-- `append` concatenates another signal, if its blocks fit the dyadic grid of this signal.
-- `merge_many` adds signals on one index axis, such as the same seconds at several sites.
-- Partials of one signal that was partitioned round robin do not merge; `manager.GeneralManager` stores them.
+`merge_many` adds signals on one index axis, such as the same seconds at several sites. Partials of one signal do not
+merge: `manager.SliceManager` stores consecutive partials, `manager.GeneralManager` partials that are dealt round robin.
 """
 
 from __future__ import annotations
@@ -21,8 +20,9 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import pyarrow as pa
 
-from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRecord, InvalidRequest
+from edgewater.base.errors import CorruptSynopsis, InvalidRecord, InvalidRequest
 from edgewater.synopses.base import (
+    CHUNK,
     Estimate,
     FloatArray,
     IntArray,
@@ -46,14 +46,13 @@ from edgewater.synopses.wavelets.haar_blocks import (
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 DEFAULT_COEFFICIENTS = 128
-MAX_COEFFICIENTS = 1 << 20
-MAX_LENGTH = 1 << 48
-LEVELS = 49
-_CHUNK = 1 << 15
+MAX_COEFFICIENTS = 1 << 20  # limit: memory of a wavelet
+MAX_LENGTH = 1 << 48  # limit: indices that float64 represents
+LEVELS = 49  # derived: MAX_LENGTH
 _EPSILON = float(np.finfo(np.float64).eps)
 
 
-_GREATEST = 1e143
+_GREATEST = 1e143  # derived: squares of sums do not overflow
 """Beyond all sums of values and coefficients."""
 FIELDS = (
     field("level and length", "<i8", 2, least=0, most=MAX_LENGTH),
@@ -134,9 +133,9 @@ class HaarWavelet(OrderedSynopsis):
         signal = signal_of(values)
         if self.records + len(signal) > MAX_LENGTH:
             raise InvalidRecord("values", f"{len(signal)} values", f"at most {MAX_LENGTH} altogether")
-        for at in range(0, len(signal), _CHUNK):
-            self._pending += self._front.append(signal[at : at + _CHUNK])
-            self._unconsolidated = self._unconsolidated + len(signal[at : at + _CHUNK])
+        for at in range(0, len(signal), CHUNK):
+            self._pending += self._front.append(signal[at : at + CHUNK])
+            self._unconsolidated = self._unconsolidated + len(signal[at : at + CHUNK])
             if self._unconsolidated > max(4 * self.capacity, 1 << 12):
                 self._consolidate()
 
@@ -204,34 +203,6 @@ class HaarWavelet(OrderedSynopsis):
         self._kept_bound, self._dropped_bound = off, self._dropped_bound + other._dropped_bound
         self._held = concatenated([self._held, other._held]).summed()
         self._threshold()
-
-    def append(self, other: Self) -> Self:
-        """Returns this signal followed by `other` as a new signal.
-
-        Raises:
-            IncompatibleSynopses: other parameters, or `other` does not fit the dyadic grid: this length is not a
-                multiple of the largest power of two in the other's length.
-        """
-        self._require_same(other)
-        other._consolidate()
-        largest = 1 << max(other.records.bit_length() - 1, 0)
-        if self.records % largest:
-            raise IncompatibleSynopses(
-                f"{self.kind}: a signal of {other.records} values cannot be appended to one of {self.records}, "
-                f"which is not a multiple of {largest}"
-            )
-        result = self._extended(self.records)
-        start = self.records
-        moved = other._held.positions + (start >> other._held.levels)
-        result._pending.append(Coefficients(other._held.levels, moved, other._held.details))
-        result._pending += [result._front.push(level, mean) for level, _, mean in other._front.blocks()]
-        # The errors concern disjoint indices.
-        result._residual_norm = math.hypot(self._residual_norm, other._residual_norm)
-        result._discarded_energy += other._discarded_energy
-        result._dropped_bound = np.maximum(self._dropped_bound, other._dropped_bound)
-        result._kept_bound = np.maximum(self._kept_bound, other._kept_bound)
-        result._consolidate()
-        return result
 
     def _extended(self, length: int) -> Self:
         """Returns a copy that is extended by zeros to this length."""

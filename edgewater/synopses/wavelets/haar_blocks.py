@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from edgewater.model.errors import InvalidRecord
+from edgewater.base.errors import InvalidRecord
 from edgewater.synopses.base import FloatArray, IntArray
 
 MAX_MAGNITUDE = 1e140

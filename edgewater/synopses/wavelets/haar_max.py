@@ -25,7 +25,7 @@ from edgewater.synopses.encoding.layout import Layout, field
 from edgewater.synopses.wavelets.haar import DEFAULT_COEFFICIENTS, FIELDS, LEVELS, HaarWavelet
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
-_ROUNDING = 1e-12
+_ROUNDING = 1e-12  # derived: rounding of a sum
 _BOUNDS = {"least": 0.0, "most": 1e200}
 _FIELDS = (
     field("error of all values", "<f8", 1, **_BOUNDS),
@@ -38,7 +38,7 @@ _FIELDS = (
 class MaxErrorWavelet(HaarWavelet):
     """A `HaarWavelet` whose coefficients minimise the maximum error of a point.
 
-    Its L2 bound is valid too, but wider. After a merge, an append or a late value, the bound of the maximum error is
+    Its L2 bound is valid too, but wider. After a merge or a late value, the bound of the maximum error is
     still valid, but only one number tracks it.
 
     >>> from edgewater.synopses import Point
@@ -160,11 +160,6 @@ class MaxErrorWavelet(HaarWavelet):
         self._base_error = self.max_error + other.max_error
         self._clear_bounds()
         super()._add(other)
-
-    def append(self, other: Self) -> Self:
-        result = super().append(other)
-        result._base_error += other.max_error
-        return result
 
     def _extended(self, length: int) -> Self:
         result = super()._extended(length)

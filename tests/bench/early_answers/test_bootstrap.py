@@ -4,7 +4,8 @@ import pytest
 from bench.early_answers.bootstrap import bootstrap_error, sample_for_function
 from edgewater.arrivals.sample_size import mean_size
 from edgewater.arrivals.targets import AccuracyTarget
-from edgewater.model.errors import InvalidInput
+from edgewater.base.errors import InvalidInput
+from tests.refusals import refused
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def test_a_whole_population_has_no_bootstrap_error(population):
 
 
 def test_a_bootstrap_of_one_row_is_refused():
-    with pytest.raises(InvalidInput, match="rows"):
+    with refused(InvalidInput, "rows"):
         bootstrap_error(np.zeros(1), np.mean, np.random.default_rng(1))
 
 

@@ -18,18 +18,21 @@ from sqlalchemy import insert, select
 
 from center.api import create_app
 from center.api.server import ApiServer, server_config
-from center.catalog import Catalog, ComponentRegistry
+from center.api.sql_guard import SqlGuard
+from center.catalog import Catalog, ComponentRegistry, SessionStart
 from center.config import ApiSection
 from center.ledger import EdgesChanged, FrameSummary, Ledger, QueryRegistered
-from center.results import MergedDelta, ResultStore
+from center.results import ResultStore
 from center.results.schema import answers
+from center.storage.delta_segments import Delta
+from edgewater.base.streams import LIVE, MAX_TIME_MS, Delivery, EdgeId
 from edgewater.model.edge_records import HeartbeatRecord, StreamRecord
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.streams import LIVE, MAX_TIME_MS, Delivery, EdgeId
 from edgewater.runtime.health import bound_address, listen
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import SliceClose, Withheld
+from tests.center.catalog_world import begin_session
 
 HOUR = 3_600_000
 T0 = 1_356_998_400_000  # 2013-01-01T00:00:00Z
@@ -83,10 +86,10 @@ class Desk:
     def connect(self, *edges: str, deliveries: tuple[Delivery, ...] = ()) -> None:
         for edge in edges:
             streams = [StreamRecord("flights", COLUMNS, LIVE, deliveries)]
-            self.catalog.edges.begin_session(
+            begin_session(self.catalog, SessionStart(
                 EdgeId(edge), f"{edge}-1", labels={"city": edge}, streams=streams, oldest_seq=0, next_seq=0,
                 now_ms=self.now,
-            )  # fmt: skip
+            ))  # fmt: skip
 
     def beat(self, edge: str, watermark_ms: int, **drops: int) -> None:
         marks, records = {"flights": watermark_ms}, {"flights": 7}
@@ -140,7 +143,7 @@ class Desk:
         read = {b.measure.name: b.measure.argument for b in bound.measures}
         keys = [pa.array(columns[name]) for name in query.spec.group_by]
         part.update(keys, {k: pa.array(columns[c]) if c else None for k, c in read.items()}, rows)
-        delta = MergedDelta(query.ref, start_ms, part.to_bytes())
+        delta = Delta(query.key, start_ms, part.to_bytes())
         through = start_ms + HOUR if closed else start_ms
         close = SliceClose(start_ms, rows, 0, withheld)
         fact = FrameSummary(
@@ -195,6 +198,22 @@ class Desk:
             server.should_exit = True
             thread.join(30)
             assert not thread.is_alive()
+
+
+class LastingGuard(SqlGuard):
+    """The guard of all tests' APIs. Its spare child outlives an API: to start one takes longer than most tests."""
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_guard() -> Iterator[None]:
+    guard = LastingGuard(timeout_s=30.0)  # other processes of the tests take the cores
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("center.api.app.SqlGuard", lambda: guard)
+        yield
+    SqlGuard.close(guard)
 
 
 @pytest.fixture

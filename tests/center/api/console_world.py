@@ -10,13 +10,10 @@ from center.budgets import (
     AllocationPolicy,
     BudgetAllocator,
     BudgetReport,
-    MembersChanged,
-    RebalanceEvent,
-    ShareReported,
 )
 from center.catalog import BudgetStateChange, ComponentHeartbeat
+from edgewater.base.streams import EdgeId
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.streams import EdgeId
 from edgewater.wire import Rest, Withheld
 
 HOUR = 3_600_000
@@ -65,13 +62,11 @@ def share_out(desk: Any, query: RegisteredQuery) -> None:
     """Divides the query's error budget among the edges, as the gateway does."""
     allocator = BudgetAllocator({"miles": 1500.0}, {}, AllocationPolicy())
     edges = [EdgeId(e) for e in EDGES]
-    allocator.handle(MembersChanged(frozenset(edges), {}))
+    allocator.set_members(frozenset(edges), {})
     for edge in edges:
-        allocator.handle(ShareReported(edge, BudgetReport(0, {}, T0), desk.now))
-    allocator.handle(RebalanceEvent(desk.now, T0))
+        allocator.report(edge, BudgetReport(0, {}, T0), desk.now)
+    allocator.rebalance(desk.now, T0)
     for edge in edges[:2]:
         grant = allocator.grants()[edge]
-        allocator.handle(
-            ShareReported(edge, BudgetReport(grant.version, grant.shares, T0, 300.0, {"miles": 20.0}), desk.now)
-        )
+        allocator.report(edge, BudgetReport(grant.version, grant.shares, T0, 300.0, {"miles": 20.0}), desk.now)
     desk.catalog.budgets.update(query.ref, lambda *_: BudgetStateChange(allocator.to_json(), True, None), desk.now)

@@ -25,10 +25,11 @@ from center.api.app import ROUTERS
 from center.api.authentication import FETCH_PAUSE_S, _document
 from center.catalog import ComponentHeartbeat
 from center.config import CenterConfig
-from edgewater.model.errors import InvalidConfig, StorageError, Unauthenticated
+from edgewater.base.errors import InvalidConfig, StorageError, Unauthenticated
 from tests.center.api.conftest import T0
 from tests.center.api.issuer import Issuer, issuing
 from tests.edgewater.runtime.test_secret_files import serving
+from tests.refusals import refused
 
 WAIT_S = 60.0
 SPEC = {"name": "sales_n", "from": "flights", "measures": {"n": "count()"}, "window": {"tumbling": "1h"}}
@@ -210,10 +211,12 @@ def test_a_tokens_file_is_read_again_and_a_broken_one_changes_nothing(desk, tmp_
 
     assert name("first") == "ann"
     path.write_text("ann: {token: second, role: emperor}\n")
+    assert not authenticator.refresh() and name("first") == "ann"  # it may still be being written
     assert authenticator.refresh() and "api.tokens_file" in authenticator.problem
     assert "second" not in authenticator.problem
     assert name("first") == "ann"
     path.write_text("bob: {token: third}\n")
+    assert not authenticator.refresh()
     assert authenticator.refresh() and authenticator.problem is None
     assert name("third") == "bob"
     with pytest.raises(Unauthenticated):
@@ -227,6 +230,8 @@ def test_an_emptied_tokens_file_revokes_its_tokens(desk, tmp_path: Path, text):
     app = desk.app(tokens_file=str(path))
     assert desk.get("/v1/queries", app=app, headers=bearer("ann")).status_code == 200
     path.write_text(text)
+    assert not app.state.services.authenticator.refresh()  # an editor empties a file before it writes it
+    assert desk.get("/v1/queries", app=app, headers=bearer("ann")).status_code == 200
     assert app.state.services.authenticator.refresh() and app.state.services.authenticator.problem is None
     assert desk.get("/v1/queries", app=app, headers=bearer("ann")).status_code == 401
     assert desk.get("/v1/queries", app=app).status_code == 401
@@ -246,7 +251,7 @@ def test_an_error_of_a_tokens_file_shows_no_secret(desk, tmp_path: Path, text):
 
 def test_off_loopback_without_credentials_the_api_is_refused():
     open_to_all = CenterConfig.from_mapping({"api": {"listen": "0.0.0.0:7480"}})
-    with pytest.raises(InvalidConfig, match=r"api\.token.*can be reached from other machines"):
+    with refused(InvalidConfig, "api.token"):
         open_to_all.api.require_credentials()
     CenterConfig.from_mapping({"api": {"listen": "0.0.0.0:7480", "token": "t"}}).api.require_credentials()
     CenterConfig.from_mapping({}).api.require_credentials()
@@ -264,7 +269,7 @@ def issuer() -> Iterator[Issuer]:
 @pytest.mark.parametrize("changes", [{"issuer": "http://login.example.com"}, {"jwks_url": "http://10.0.0.1/keys"}])
 def test_keys_do_not_come_over_a_network_without_tls(changes):
     section = {"issuer": "https://login.example.com", "audience": "a", "roles": {"x": "admin"}, **changes}
-    with pytest.raises(InvalidConfig, match="https://"):
+    with refused(InvalidConfig, "api.oidc"):
         CenterConfig.from_mapping({"api": {"oidc": section}})
 
 
@@ -336,7 +341,7 @@ def test_a_subject_is_never_taken_for_the_principal_of_a_static_token(desk, issu
     assert spent == [200, 200, 429]
     assert desk.get("/v1/queries", app=app, headers=bearer("ann")).status_code == 200
     assert json.loads(path.read_text())["principal"] == "oidc:ann"
-    with pytest.raises(InvalidConfig, match=r"principals\.oidc:ann.*does not begin with oidc:"):
+    with refused(InvalidConfig, "api.principals.oidc:ann"):
         desk.app(principals={"oidc:ann": {"token": "a"}})
     too_long = {"Authorization": f"Bearer {issuer.token(sub='x' * 256)}"}
     assert "at most 255" in desk.get("/v1/queries", app=app, headers=too_long).json()["detail"]
@@ -487,7 +492,7 @@ def test_the_audit_log_does_not_follow_a_symbolic_link(desk, tmp_path: Path):
     assert desk.ask("DELETE", "/v1/queries/nothing", app=app, headers=bearer("root")).status_code == 404
     assert victim.read_text() == "own\n"
     assert "edgewater_api_audit_failures_total 1.0" in desk.get("/metrics", app=app, headers=bearer("root")).text
-    with pytest.raises(InvalidConfig, match=r"api\.audit"):
+    with refused(InvalidConfig, "api.audit"):
         desk.app(audit=str(path))
 
 

@@ -10,15 +10,16 @@ from fastapi import FastAPI
 from pydantic import TypeAdapter
 from sqlalchemy import Connection, event, insert
 
+from center.api.app import ROUTERS
 from center.api.models import ProblemDetails, Readiness
 from center.api.problems import HTTP_PROBLEMS, PROBLEMS, install
 from center.catalog import ComponentHeartbeat, UnindexedFrame
 from center.results.schema import late_records
 from center.storage.frame_log import FrameEntry, FrameLocation
-from edgewater.model import errors
-from edgewater.model.errors import StorageError
+from edgewater.base import errors
+from edgewater.base.errors import StorageError
+from edgewater.base.streams import MAX_TIME_MS, EdgeId
 from edgewater.model.replies import Edge
-from edgewater.model.streams import MAX_TIME_MS, EdgeId
 from edgewater.wire import QueryRef
 
 T0 = 1_356_998_400_000
@@ -30,6 +31,11 @@ def beat(desk, *components, at=None, problem=""):
         desk.components.record(
             ComponentHeartbeat(component, "host:1", "127.0.0.1:1", 0, desk.now if at is None else at, problem)
         )
+
+
+def test_an_application_does_not_build_the_models_of_its_routes_again(desk):
+    routes = set(map(id, desk.app().routes))
+    assert all(id(route) in routes for router in ROUTERS for route in router.routes)
 
 
 def test_an_edge_is_shown_as_its_hello_and_heartbeat_described_it(desk):
@@ -217,7 +223,7 @@ def test_openapi_describes_every_endpoint_with_a_summary_and_problems_only(desk)
         "/v1/functions", "/v1/sql",
             "/v1/queries/{name}/live", "/v1/live", "/v1/edges", "/v1/edges/{edge}", "/v1/edges/{edge}/reinstate",
         "/v1/streams", "/v1/streams/{stream}/columns",
-        "/v1/load",
+        "/v1/load", "/v1/tables", "/v1/tables/{name}",
         "/v1/alarms", "/v1/sinks", "/v1/sinks/{name}", "/v1/sinks/{name}/pause", "/v1/sinks/{name}/resume",
         "/v1/sinks/{name}/replay", "/v1/alerts", "/v1/alerts/rules", "/v1/alerts/check",
         "/v1/quarantine", "/v1/quarantine/{query}/{position}", "/livez", "/readyz", "/metrics",
@@ -280,3 +286,20 @@ def test_counts_of_a_query_are_one_series_over_its_versions_and_end_with_the_que
         assert late() == ['edgewater_after_final_records_total{edge="jfk",query="flights",reason="after-final"} 3.0']
         assert desk.ask("DELETE", "/v1/queries/flights").status_code == 204
         assert late() == []
+
+
+def test_an_outage_is_logged_once_and_its_end_with_the_number_of_requests(desk, caplog, monkeypatch):
+    app = desk.app()
+
+    def away(*_: object) -> None:
+        raise StorageError("the store is away")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(desk.catalog.queries, "versions", away)
+        for name in ("a", "b", "c"):
+            assert desk.get(f"/v1/queries/{name}/live", app=app).status_code == 503
+    app.state.services.outage.end()
+    lines = [record.getMessage() for record in caplog.records if "the store is away" in record.getMessage()]
+    assert len(lines) == 2 and "/queries/a/live" in lines[0]
+    assert "3 requests" in lines[1] and "/queries/c/live" in lines[1]
+    assert app.state.services.outage.count == 0

@@ -1,17 +1,14 @@
-"""A stream of questions over HTTP: which windows, which groups, what is refused, and how it streams."""
+"""Questions over HTTP: which windows, which groups, and what is refused."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from center.api.evaluate_stream import MAX_LINE_BYTES, LineSplitter, OversizedLine
-from center.serving.evaluator import Evaluator
-from center.serving.question_lines import WindowQuestion
+from center.api.routers.evaluate import MAX_BODY_BYTES
+from center.serving.question_lines import MAX_QUESTIONS
 from center.serving.stored_windows import StoredWindows
 from center.serving.synopsis_cache import SynopsisCache
 from edgewater.wire import Withheld
@@ -167,12 +164,7 @@ def test_the_cache_of_lookups_is_bounded_by_the_windows_in_it(asked, monkeypatch
 
 
 BAD_LINES: list[tuple[Any, str, str]] = [
-    ("{not json", "", "a line of JSON"),
-    (r'{"id": "\ud800", "latest": 1, "measure": "n"}', "", "a line of JSON"),
-    (r'{"latest": 1, "measure": "n", "group": {"carrier": "\ud800"}}', "", "a line of JSON"),
-    ('{"id": 1e400, "latest": 1, "measure": "n"}', "", "1e400 is out of range"),
     ("[1]", "", "an object"),
-    ('{"latest": NaN}', "", "a line of JSON"),
     ({"measure": "n"}, "", "which windows"),
     ({"latest": 0, "measure": "n"}, "latest", "from 1 to 1000"),
     ({"latest": 1, "at": T0, "measure": "n"}, "", "which windows"),
@@ -194,7 +186,7 @@ BAD_LINES: list[tuple[Any, str, str]] = [
     ({"latest": 1, "measure": "delays", "confidence": 0.9999999999999999}, "confidence", "between 0 and 1"),
     ({"latest": 1, "measure": "miles", "question": "frequency", "item": 1, "confidence": 0.9999}, "confidence",
      "at most 0.993262"),
-    ({"latest": 1, "measure": "n", "colour": "red"}, "colour", "unknown field"),
+    ({"latest": 1, "measure": "n", "colour": "red"}, "colour", "unknown key"),
     ({"latest": 1, "measure": "join", "question": "join_size"}, "with", "about two"),
     ({"latest": 1, "measure": "join", "question": "join_size", "with": {"query": "flights", "measure": "miles"}},
      "with", "a measure with equal parameters"),
@@ -224,92 +216,6 @@ def test_missing_windows_are_reported_per_line_and_an_unknown_query_at_once(aske
     )
     assert [line["error"]["status"] for line in lines] == [404, 404, 404]
     assert asked.desk.ask("POST", "/v1/queries/nothing/evaluate").status_code == 404
-    refused = asked.desk.ask("POST", PATH, content="x", headers={"Content-Type": "text/csv"})
-    assert refused.status_code == 415
-
-
-def test_a_line_that_is_too_long_is_refused_without_being_kept(asked):
-    long = json.dumps({"id": "x" * MAX_LINE_BYTES})
-    bad, good = asked(long, {"id": 2, "latest": 1, "measure": "n", "global": True})
-    assert f"at most {MAX_LINE_BYTES} bytes" in bad["error"]["detail"] and good["id"] == 2
-    lines = LineSplitter()
-    for _ in range(100):
-        assert list(lines.feed(b"y" * 10_000)) == []
-        assert len(lines._rest) <= MAX_LINE_BYTES + 1
-    (found,) = lines.feed(b"\n")
-    assert isinstance(found, OversizedLine)
-    assert list(lines.feed(b'{"id":\r\n\n 1}\n')) == [b'{"id":\r\n', b" 1}\n"]
-
-
-def test_new_answers_are_seen_by_a_stream_that_is_open(asked):
-    """The second part of the body is sent only when the first has been answered: both streams at once."""
-    desk, app = asked.desk, asked.desk.app()
-    question = b'{"latest":1,"measure":"n","global":true}\n'
-    sent: list[dict[str, Any]] = []
-    received: list[int] = []
-
-    async def exchange() -> None:
-        answered = asyncio.Event()
-
-        async def receive() -> dict[str, Any]:
-            received.append(1)
-            if len(received) > 2:
-                await asyncio.Event().wait()
-            if len(received) == 2:
-                await answered.wait()
-            return {"type": "http.request", "body": question, "more_body": len(received) == 1}
-
-        async def send(message: dict[str, Any]) -> None:
-            sent.append(message)
-            if message["type"] == "http.response.body" and message["body"] and not answered.is_set():
-                query = desk.catalog.queries.get("flights")
-                desk.now += HOUR
-                desk.report(query, "jfk", T0 + 2 * HOUR, {"UA": 100})
-                answered.set()
-
-        await app(_scope(), receive, send)
-
-    def bodies() -> list[dict[str, Any]]:
-        return [json.loads(m["body"]) for m in sent if m["type"] == "http.response.body" and m["body"]]
-
-    asyncio.run(asyncio.wait_for(exchange(), 30))
-    assert [(b["estimate"], b["revision"]) for b in bodies()] == [(15, 1), (115, 2)]
-
-
-@pytest.mark.slow
-def test_a_client_that_leaves_stops_the_work(asked):
-    app = asked.desk.app()
-    line = b'{"latest":3,"measure":"n"}\n'
-    received = 0
-
-    async def exchange() -> list[dict[str, Any]]:
-        sent: list[dict[str, Any]] = []
-
-        async def receive() -> dict[str, Any]:
-            nonlocal received
-            received += 1
-            if received > 3:
-                return {"type": "http.disconnect"}
-            return {"type": "http.request", "body": line * 2000, "more_body": True}
-
-        async def send(message: dict[str, Any]) -> None:
-            sent.append(message)
-
-        await app(_scope(), receive, send)
-        return sent
-
-    sent = asyncio.run(asyncio.wait_for(exchange(), 60))
-    answered = sum(m["body"].count(b"\n") for m in sent if m["type"] == "http.response.body")
-    assert received == 4, "nothing is received after the client has left"
-    assert answered < 3 * 2000 * 3, "what was still waiting is not evaluated"
-
-
-def _scope() -> dict[str, Any]:
-    return {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
-        "path": PATH, "raw_path": PATH.encode(), "query_string": b"", "root_path": "", "headers": [],
-        "client": ("test", 1), "server": ("center", 80),
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -328,15 +234,40 @@ def test_a_number_out_of_range_is_refused_by_its_field_and_the_next_line_is_answ
     assert answered["estimate"] == 15
 
 
-def test_an_internal_error_fails_its_own_line_only(asked, monkeypatch, caplog):
-    answer = Evaluator.answer
+QUESTION = '{"id": 5, "latest": 1, "measure": "n", "global": true}'
 
-    def faulty(self: Evaluator, line: WindowQuestion) -> Iterator[dict[str, Any]]:
-        assert line.id != "bad", "a fault"
-        return answer(self, line)
 
-    monkeypatch.setattr(Evaluator, "answer", faulty)
-    first, second = asked(*({"id": i, "latest": 1, "measure": "n", "global": True} for i in ("bad", "good")))
-    assert (first["id"], first["error"]["status"]) == ("bad", 500)
-    assert second["estimate"] == 15
-    assert "a fault" in caplog.text
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{not json", "line 2"),
+        (r'{"id": "\ud800", "latest": 1, "measure": "n"}', "line 2"),
+        (r'{"latest": 1, "measure": "n", "group": {"carrier": "\ud800"}}', "line 2"),
+        ('{"id": 1e400, "latest": 1, "measure": "n"}', "1e400 is out of range"),
+        ('{"latest": NaN}', "NaN is not JSON"),
+        ('{"latest": 1, "latest": 2, "measure": "n"}', "duplicate key latest"),
+        ("\n".join([QUESTION] * MAX_QUESTIONS), f"at most {MAX_QUESTIONS:,} questions"),
+    ],
+    ids=["syntax", "surrogate", "surrogate in a group", "range", "NaN", "twice", "many"],
+)
+def test_a_body_that_is_no_json_is_refused_with_its_line(asked, text, said):
+    refused = asked.desk.ask("POST", PATH, content=f"{QUESTION}\n{text}")
+    assert refused.status_code == 422 and said in refused.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "status"),
+    [("x", "text/csv", 415), ("[", "application/json", 422), (" " * (MAX_BODY_BYTES + 1), "application/json", 413)],
+    ids=["type", "syntax", "size"],
+)
+def test_other_bodies_are_refused(asked, content, kind, status):
+    assert asked.desk.ask("POST", PATH, content=content, headers={"Content-Type": kind}).status_code == status
+
+
+def test_json_has_one_question_or_a_list_and_the_answer_is_a_list(asked):
+    question = json.loads(QUESTION)
+    one, many = (asked.desk.ask("POST", PATH, json=asks) for asks in (question, [question, 1, {**question, "id": 6}]))
+    assert [each.headers["content-type"] for each in (one, many)] == ["application/json"] * 2
+    assert [(line["id"], line["estimate"]) for line in one.json()] == [(5, 15)]
+    assert [(line["id"], line.get("estimate")) for line in many.json()] == [(5, 15), (None, None), (6, 15)]
+    assert asked.desk.ask("POST", PATH, json=[]).json() == []

@@ -13,17 +13,14 @@ from center.budgets import (
     AllocationPolicy,
     BudgetAllocator,
     BudgetReport,
-    MembersChanged,
-    RebalanceEvent,
-    ShareReported,
 )
 from center.catalog import BudgetStateChange
 from center.serving.explanation import explain_value
 from center.serving.measures import MeasureQuestions
 from edgewater.answers import LateRecords
 from edgewater.answers.uniting import with_late
+from edgewater.base.streams import EdgeId
 from edgewater.model.measure import Measure
-from edgewater.model.streams import EdgeId
 from edgewater.wire import Withheld
 
 HOUR = 3_600_000
@@ -80,7 +77,9 @@ def test_a_known_number_of_late_records_has_bounds_in_the_explanation_of_a_sketc
 
     def parts(measure: Measure) -> tuple[dict[str, Any], dict[str, Any]]:
         told = explain_value(record, query.spec, measure, MeasureQuestions(quantiles=(0.5,)))
-        return told.cell, {part["cause"]: part for part in told.parts}
+        return {name: told[name] for name in ("estimate", "lower", "upper")}, {
+            part["cause"]: part for part in told["parts"]
+        }
 
     delay, miles = query.spec.measures
     cell, by_cause = parts(delay)
@@ -125,10 +124,10 @@ def test_the_budget_shows_each_edges_share_and_their_sum(desk):
     query = withholding(desk)
     allocator = BudgetAllocator({"miles": 1000.0}, {}, AllocationPolicy())
     edges = frozenset(map(EdgeId, ("jfk", "lga")))
-    allocator.handle(MembersChanged(edges, {}))
+    allocator.set_members(edges, {})
     for edge in edges:
-        allocator.handle(ShareReported(edge, BudgetReport(0, {}, 0), desk.now))
-    allocator.handle(RebalanceEvent(desk.now, T0))
+        allocator.report(edge, BudgetReport(0, {}, 0), desk.now)
+    allocator.rebalance(desk.now, T0)
     desk.catalog.budgets.update(query.ref, lambda *_: BudgetStateChange(allocator.to_json(), True, None), desk.now)
     shown = desk.get("/v1/queries/flights/budget").json()
     assert (shown["limits"], shown["divided"]) == ({"miles": 1000}, ["miles"])
@@ -204,6 +203,8 @@ def test_a_dry_run_says_which_edges_would_refuse_and_registers_nothing(desk):
     assert set(told["entry_bytes"]) == {"n", "s"}
     body["measures"].pop("s")
     assert desk.ask("POST", "/v1/queries?dry_run=true", json=body).json()["edges"][0]["accepted"] is True
+    (edge,) = desk.ask("POST", "/v1/queries?dry_run=true", json={**body, "priority": 20}).json()["edges"]
+    assert (edge["accepted"], edge["code"]) == (None, "old-release"), "it has stated no release"
     assert desk.get("/v1/queries").json()["queries"] == []
     desk.register(name="try_me")
     assert desk.ask("POST", "/v1/queries?dry_run=true", json=body).status_code == 409

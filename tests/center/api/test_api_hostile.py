@@ -10,9 +10,10 @@ import pytest
 
 from bench.hostile.__main__ import fuzz
 from bench.hostile.targets import all_targets
-from edgewater.model.errors import InvalidQuery
+from edgewater.base.errors import InvalidQuery
+from edgewater.base.plain_yaml import MAX_NESTING
 from edgewater.model.syntax import MAX_EXPRESSIONS_LENGTH, MAX_TOKENS, parse_sql
-from edgewater.runtime.plain_yaml import MAX_NESTING
+from tests.refusals import refused
 
 SPEC: dict[str, Any] = {"name": "n", "from": "flights", "measures": {"n": "count()"}, "window": {"tumbling": "1h"}}
 LIMIT_S = 3.0
@@ -69,7 +70,7 @@ def test_yaml_may_be_nested_as_far_as_the_limit_says(desk):
 
 
 def test_an_expression_has_at_most_so_many_tokens():
-    with pytest.raises(InvalidQuery, match=f"at most {MAX_TOKENS} tokens"):
+    with refused(InvalidQuery, "where"):
         parse_sql(f"a IN ({', '.join(['1'] * (MAX_TOKENS // 2))})", "where")
     parse_sql(f"a IN ({', '.join(['1'] * (MAX_TOKENS // 2 - 2))})", "where")
 
@@ -77,5 +78,5 @@ def test_an_expression_has_at_most_so_many_tokens():
 def test_a_longer_expression_is_refused_before_it_is_read():
     text = "'" + "x" * (MAX_EXPRESSIONS_LENGTH - 2) + "'"
     assert parse_sql(text, "where").is_string
-    with pytest.raises(InvalidQuery, match=f"at most {MAX_EXPRESSIONS_LENGTH} characters"):
+    with refused(InvalidQuery, "where"):
         parse_sql(f"{text} ", "where")

@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 
 import pytest
+from pydantic import TypeAdapter
 
 from center.api.bodies import MAX_BODY_BYTES
-from center.api.models import EXAMPLE_SPEC, EXAMPLE_SPEC_YAML, QueryDetail
+from center.api.models import EXAMPLE_SPEC, EXAMPLE_SPEC_YAML
 from center.config import ColumnEntry
+from edgewater.base.streams import EdgeId
+from edgewater.base.timestamps import rfc3339
 from edgewater.model.edge_records import QueryStatusRecord
+from edgewater.model.link_forecast import LinkRecord
 from edgewater.model.query import QuerySpec
+from edgewater.model.replies import QueryDetail
 from edgewater.model.sql import to_sql
-from edgewater.model.streams import EdgeId
+from edgewater.wire import QueryRef
+from tests.center.api.conftest import T0
 
 SPEC = {"name": "n", "from": "flights", "measures": {"n": "count()"}, "window": {"tumbling": "1h"}}
 
@@ -199,7 +205,7 @@ def test_a_query_shows_what_each_edge_says_of_it(two_hours):
         [QueryStatusRecord(query.ref, EdgeId("lga"), False, "invalid-query", "no column carrier")]
     )
     shown = desk.get("/v1/queries/flights").json()
-    QueryDetail.model_validate(shown)
+    TypeAdapter(QueryDetail).validate_python(shown)
     edges = {e["edge"]: e for e in shown["edges"]}
     assert edges["jfk"]["accepted"] is True
     assert edges["jfk"]["watermark"] == "2013-01-01T00:26:40Z"
@@ -245,3 +251,51 @@ def test_the_name_of_a_stream_that_no_edge_serves_and_is_like_one_is_noted(desk)
     assert "did you mean flights" in tried.json()["notes"][0]
     for stream in ("flights", "turbines"):
         assert "notes" not in post(desk, {**SPEC, "name": stream, "from": stream}).json()
+
+
+def test_a_forecast_names_its_edges_and_is_unknown_while_one_of_them_is_silent(desk):
+    budget = {"budget": {"staleness": "2s"}}
+    desk.connect("jfk", "lga")
+    tried = desk.ask("POST", "/v1/queries?dry_run=true", json={**SPEC, **budget}).json()["forecast"]
+    assert (tried["in_time"], tried["bytes_per_window"]) == ("unknown", None)
+    new = post(desk, {**SPEC, **budget}).json()["forecast"]
+    assert {(e["edge"], e["in_time"], e["stated_at"]) for e in new["edges"]} == {
+        ("jfk", "unknown", None), ("lga", "unknown", None),
+    }  # fmt: skip
+    ref, stated = QueryRef("n", 1), {}
+
+    def state(edge, sent, omitted=0.0, link="", low=4_000.0):
+        loads = {ref: (sent, omitted)}
+        stated[edge] = LinkRecord(EdgeId(edge), link, desk.now + 10_000, low, low, low, loads, desk.now)
+        desk.catalog.links.record(list(stated.values()), desk.now)
+        for each in ("jfk", "lga"):
+            desk.beat(each, T0)
+
+    def forecast(name="n"):
+        detail = desk.get(f"/v1/queries/{name}").json()
+        TypeAdapter(QueryDetail).validate_python(detail)
+        return detail["forecast"]
+
+    state("jfk", 4_000.0)
+    desk.now += 3_000
+    first = forecast()
+    assert (first["in_time"], first["bytes_per_window"]) == ("unknown", 4_000), "nothing is known of the other edge"
+    (jfk,) = (e for e in first["edges"] if e["edge"] == "jfk")
+    assert (jfk["in_time"], jfk["age_ms"], jfk["least_bytes_s"]) == ("yes", 3_000, 4_000.0)
+    assert jfk["link_share"] == pytest.approx(4_000 / 3_600 / 4_000)
+    state("lga", 2_000.0)
+    assert (forecast()["in_time"], forecast()["since"], forecast()["bytes_per_window"]) == ("yes", None, 6_000)
+    state("jfk", 4_000.0, link="one")
+    state("lga", 2_000.0, link="one")
+    shared = {e["edge"]: (e["in_time"], e["least_bytes_s"]) for e in forecast()["edges"]}
+    assert shared == {"jfk": ("unknown", 2_000.0), "lga": ("yes", 2_000.0)}, "each has half of the link"
+    state("lga", 2_000.0, omitted=100.0)
+    assert forecast()["in_time"] == "no"
+    state("lga", 2_000.0)
+    state("jfk", 4_000.0)
+    post(desk, {**SPEC, "name": "other"})
+    assert forecast()["in_time"] == "unknown", "another query takes nobody knows how much"
+    seen = desk.now
+    desk.now += 60_000
+    late = forecast()
+    assert (late["in_time"], late["since"]) == ("unknown", rfc3339(seen)), "both edges are silent"

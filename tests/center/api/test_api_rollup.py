@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,7 @@ import pytest
 
 from center.api.models import AnswerPage
 from center.api.routers import rollup
-from center.serving.rollup import Intervals, roll_up
-from edgewater.answers import UNKNOWN, Cause, Deviation
 from edgewater.wire import Withheld
-from tests.center.rendered import render
 
 HOUR = 3_600_000
 T0 = 1_356_998_400_000
@@ -78,7 +74,7 @@ def test_an_interval_whose_windows_are_not_all_answered_has_no_upper_bounds(five
     assert desk.get(PATH, params={"every": "3h", "require": "complete"}).status_code == 409
 
 
-def test_what_edges_withhold_and_lack_adds_up(desk):
+def test_what_edges_withhold_adds_up(desk):
     desk.connect("jfk", "lga")
     query = desk.register(measures={"n": "count()"}, budget={"error": {"n": 4}})
     for number in range(2):
@@ -92,18 +88,6 @@ def test_what_edges_withhold_and_lack_adds_up(desk):
     assert [v["code"] for v in answer["contract"]["violations"]] == ["budget-per-window"]
     (alone, _) = page(desk, every="1h")["answers"]
     assert alone["contract"]["met"], "one window is what the budget is about"
-
-    records, _ = desk.results.windows(query.ref, None, None, 10)
-    missing = Deviation(Cause.MISSING, "lga", lacks=UNKNOWN)
-    records[1] = replace(records[1], facts=replace(records[1].facts, ratio=0.5, reported=1, deviations=(missing,)))
-    (merged,) = roll_up(records, query.spec, Intervals(query.spec.window, "2h"))
-    rendered = render(merged, query.spec)
-    assert rendered["quality"]["completeness"] == {
-        "ratio": 0.75, "expected": 2, "reported": 1, "missing": ["lga"], "windows": 2,
-    }  # fmt: skip
-    assert [v["code"] for v in rendered["contract"]["violations"]] == ["missing-edges", "budget-per-window"]
-    assert (rendered["data"][0]["n"]["lower"], rendered["data"][0]["n"]["upper"]) == (10, None)
-    assert rendered["quality"]["records"]["expected"] is None
 
 
 def test_days_begin_at_midnight_of_their_zone(five_hours):

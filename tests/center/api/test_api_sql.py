@@ -15,7 +15,7 @@ import pytest
 from center.api.sql_guard import SqlGuard
 from center.api.sql_select import check_select
 from edgewater.answers.work import WorkLimits
-from edgewater.model.errors import InvalidQuery
+from edgewater.base.errors import InvalidQuery
 from edgewater.model.query import QuerySpec
 from edgewater.model.sql import to_sql
 from edgewater.model.table_texts import JSON
@@ -78,16 +78,12 @@ def test_explain_registers_nothing(desk: Desk) -> None:
     assert explained["edges"] == [{"edge": "ewr", "accepted": True, "code": None, "message": None}]
     assert {"name": "carrier", "type": "string"} in explained["columns"]
     assert {"name": "miles_upper", "type": "int64"} in explained["columns"]
-    assert rows(run(desk, "SHOW QUERIES")) == []
+    assert desk.get("/v1/queries").json()["queries"] == []
 
 
-def test_lists_and_columns(desk: Desk) -> None:
+def test_the_statement_of_a_query_and_columns(desk: Desk) -> None:
     desk.connect("ewr")
     run(desk, CREATE)
-    assert [q["query"] for q in rows(run(desk, "SHOW QUERIES"))] == ["flights"]
-    assert [s["edges"] for s in rows(run(desk, "SHOW STREAMS"))] == [1]
-    assert [e["edge"] for e in rows(run(desk, "SHOW EDGES;"))] == ["ewr"]
-    assert "distinct" in [f["function"] for f in rows(run(desk, "SHOW FUNCTIONS"))]
     assert rows(run(desk, "SHOW CREATE flights")) == [{"query": "flights", "sql": CREATE}]
     assert desk.get("/v1/queries/flights?format=sql").text == CREATE
     stream = rows(run(desk, "DESCRIBE STREAM flights"))
@@ -97,14 +93,14 @@ def test_lists_and_columns(desk: Desk) -> None:
     assert query["carrier"] == "string"
     assert run(desk, "DESCRIBE nothing").status_code == 404
     assert run(desk, "DESCRIBE QUERY nothing").status_code == 404
-    assert run(desk, "SHOW QUERIES", "/v1/sql?format=csv").text.startswith('"query","version"')
+    assert run(desk, "DESCRIBE flights", "/v1/sql?format=csv").text.startswith('"column","type"')
 
 
 @pytest.mark.parametrize(
     ("text", "status", "field"),
     [
         ("", 422, "sql"),
-        ("SHOW QUERIES; DROP MATERIALIZED VIEW flights", 422, "sql"),
+        ("DESCRIBE flights; DROP MATERIALIZED VIEW flights", 422, "sql"),
         ("CREATE MATERIALIZED VIEW q AS SELECT count(*) AS n FROM s", 422, "window"),
         ("CREATE MATERIALIZED VIEW q WITH (stale = '2s') AS SELECT count(*) AS n FROM s GROUP BY TUMBLE('1m')", 422,
          "stale"),
@@ -127,10 +123,10 @@ def test_bodies_that_other_sites_may_send_are_refused(desk: Desk, media: str) ->
 
 
 def test_a_body_that_is_no_statement_is_refused(desk: Desk) -> None:
-    for body in ([], {"sql": 1}, {"sql": "SHOW EDGES", "more": 1}):
+    for body in ([], {"sql": 1}, {"sql": "DESCRIBE flights", "more": 1}):
         assert desk.ask("POST", "/v1/sql", json=body).json()["field"] == "sql"
     assert desk.ask("POST", "/v1/sql", content=b"\xff", headers=SQL).json()["field"] == "sql"
-    assert run(desk, "SHOW EDGES", headers={"Accept": "image/png"}).status_code == 406
+    assert run(desk, "DESCRIBE flights", headers={"Accept": "image/png"}).status_code == 406
 
 
 def test_each_statement_needs_its_role(desk: Desk) -> None:
@@ -154,9 +150,9 @@ def test_each_statement_needs_its_role(desk: Desk) -> None:
     assert ask("editor", "SHOW CREATE flights").status_code == 404
     assert ask("editor", mine.replace("FROM flights", "FROM other")).status_code == 403
     assert ask("editor", mine).status_code == 201
-    assert [q["query"] for q in rows(ask("reader", "SHOW QUERIES"))] == ["flights"]
-    assert [q["query"] for q in rows(ask("editor", "SHOW QUERIES"))] == ["mine_flights"]
-    assert ask("x", "SHOW QUERIES").status_code == 401
+    assert ask("editor", "DESCRIBE QUERY flights").status_code == 404
+    assert ask("editor", "DESCRIBE QUERY mine_flights").status_code == 200
+    assert ask("x", "DESCRIBE QUERY flights").status_code == 401
     assert desk.get("/v1/queries/flights").status_code == 200
 
 

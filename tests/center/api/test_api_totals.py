@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from edgewater.client import Center
 from edgewater.wire import Rest, Withheld
-from tests.center.api.conftest import T0, Desk
+from tests.center.api.conftest import HOUR, T0, Desk
 
 BUDGET = {"error": {"n": 10, "miles": 1_000}}
 MEASURES = {"n": "count()", "miles": "sum(distance)", "delay": "mean(dep_delay)", "planes": "distinct(distance)"}
@@ -43,10 +45,34 @@ def test_an_answer_states_its_totals_and_what_is_in_no_group(withheld: Desk) -> 
         "n": {"estimate": 10, "lower": 10, "upper": 10},
         "miles": {"estimate": 1_000, "lower": 1_000, "upper": 1_000},
         "delay": {"estimate": 1.6, "lower": 1.6, "upper": 1.6},
+        "planes": {**question(withheld, measure="planes", **{"global": True}), "confidence": 0.95},
     }
+    assert answer["total"]["planes"]["lower"] == 1 and answer["total"]["planes"]["upper"] >= 1 + 4
     assert answer["rest"] == {"n": 4, "miles": 400}
     (note,) = answer["notes"]
     assert "n 4, miles 400" in note
+
+
+def test_a_total_of_synopses_merges_all_groups(desk: Desk) -> None:
+    measures = {"planes": "distinct(distance)", "delay": "quantiles(dep_delay)", "per": "planes / n", "n": "count()"}
+    desk.connect("jfk", "lga")
+    query = desk.register(measures=measures)
+    for edge, carriers in (("jfk", ["UA"] * 400), ("lga", ["AA"] * 200 + ["DL"] * 200)):
+        columns = {"carrier": pa.array(carriers), "distance": np.arange(400) % 300, "dep_delay": np.arange(400.0)}
+        desk.ship(query, edge, T0, columns)
+    answer = desk.get("/v1/queries/flights/latest", params={"group": "carrier:AA"}).json()
+    total = answer["total"]
+    assert set(total) == {"n", "planes", "per", *(f"delay_{q}" for q in (0.5, 0.9, 0.95, 0.99))}
+    assert total["planes"]["lower"] <= 300 <= total["planes"]["upper"] < 400 and total["planes"]["confidence"] == 0.95
+    assert total["delay_0.9"]["lower"] <= 359 <= total["delay_0.9"]["upper"] < 380
+    assert total["per"]["lower"] <= 300 / 800 <= total["per"]["upper"] < 0.5 and "confidence" not in total["n"]
+    asked = desk.get("/v1/queries/flights/latest", params={"quantile": "0.25", "measure": "delay"}).json()["total"]
+    assert asked["delay_0.25"]["lower"] <= 99 <= asked["delay_0.25"]["upper"] and set(asked) == {"delay_0.25"}
+    params = {"query": "flights:all:planes", "time": str((T0 + HOUR) // 1000)}
+    (sample,) = desk.get("/prometheus/api/v1/query", params=params).json()["data"]["result"]
+    assert float(sample["value"][1]) == total["planes"]["estimate"]
+    with desk.served() as url, Center(url) as center:
+        assert center.query("flights").latest().total["planes"].confidence == 0.95
 
 
 def test_a_total_has_no_bound_that_an_edge_may_exceed(desk: Desk) -> None:

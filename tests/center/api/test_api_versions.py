@@ -7,10 +7,10 @@ import json
 import pytest
 
 from center.catalog import Change
+from edgewater.base.streams import EdgeId
+from edgewater.base.timestamps import rfc3339
 from edgewater.model.edge_records import QueryStatusRecord
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import EdgeId
-from edgewater.model.timestamps import rfc3339
 from tests.center.api.conftest import HOUR, SPEC, T0
 from tests.center.api.test_query_status import running
 

@@ -1,7 +1,7 @@
 """The console in a real browser, over the real API and stores: what it draws, and what happens when things go wrong.
 
 One browser for all tests. A test waits for what the page shows, never for a time. The tests' centers have ports, and
-so storage, of their own.
+so storage, of their own. By default, each page has a test; what is nightly looks at more of a page that has one.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import httpx
 import pyarrow as pa
 import pytest
 
-from center.api.console import ROUTES, console_files
+from center.api.console import ROUTES, SENT
 from center.catalog import Change
 from center.sinks import SinkRunner, SinkStore, read_definition
+from edgewater.base.timestamps import rfc3339
 from edgewater.model.key_texts import key_text
 from edgewater.model.query import QuerySpec
-from edgewater.model.timestamps import rfc3339
 from edgewater.wire import Rest, Withheld
 from tests.center.accuracy_world import BEGIN_MS, spec
 from tests.center.api.conftest import COLUMNS, SPEC, Desk
@@ -139,9 +139,15 @@ def tab(browser: Any, url: str) -> Iterator[Tab]:
         opened.page.close()
 
 
+def console_files() -> dict[str, bytes]:
+    """The files of the console that are sent, by path below `/ui/`."""
+    folder = Path("center/api/ui")
+    return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.name.endswith(SENT)}
+
+
 def test_the_console_is_small_and_its_files_are_those_of_the_lock():
     files = console_files()
-    assert sum(len(gzip.compress(f.body)) for f in files.values()) <= LARGEST
+    assert sum(len(gzip.compress(body)) for body in files.values()) <= LARGEST
     lock = json.loads((Path("center/api/ui/vendor") / "LOCK").read_text())
     for entry in lock["files"]:
         body = (Path("center/api/ui/vendor") / entry["file"]).read_bytes()
@@ -165,15 +171,15 @@ def test_pages_need_no_credentials_and_other_paths_are_not_pages(desk):
 
 
 def test_the_page_loads_all_modules_at_once_instead_of_one_after_the_other():
-    page = console_files()["index.html"].body.decode()
+    page = console_files()["index.html"].decode()
     modules = {name for name in console_files() if name.endswith(".js") and name not in ("app.js", "vendor/uplot.js")}
     assert set(re.findall(r'rel="modulepreload" href="/ui/([^"]+)"', page)) == modules
 
 
 def test_no_source_writes_markup_from_values():
-    for name, file in console_files().items():
+    for name, body in console_files().items():
         if name.endswith(".js") and not name.startswith("vendor/"):
-            text = file.body.decode()
+            text = body.decode()
             assert not re.search(r"innerHTML|insertAdjacentHTML|document\.write|\beval\(|dangerously", text), name
 
 
@@ -398,6 +404,112 @@ def test_groups_that_look_alike_are_chosen_one_by_one(browser, desk):
 
 
 @needs_browser
+def test_a_rate_is_drawn_with_its_two_readings_its_total_and_its_explanation(browser, desk):
+    desk.connect("jfk")
+    query = desk.register(name="rates", measures={"n": "count()", "known": "count(dep_delay)", "rate": "known / n"})
+    for hour in range(3):
+        delays = pa.array([1.0, None, None, None][: hour + 2], pa.float64())
+        carriers = pa.array(["UA"] * len(delays))
+        desk.ship(query, "jfk", T0 + hour * HOUR, {"carrier": carriers, "dep_delay": delays})
+    with desk.served() as url, tab(browser, url) as t:
+        t.open("/ui/queries/rates?measure=rate&group=%7B%22carrier%22%3A%22UA%22%7D")
+        t.until("() => Number(document.querySelector('.chart')?.dataset.drawn.split(':')[1]) >= 3")
+        rows = t.lists("details table tbody tr", 3)
+        assert "25 %" in rows[0] and "50 %" in rows[2]
+        cells = [*t.lists("section[aria-label=Groups] tbody td", 3), *t.lists("section[aria-label=Groups] tfoot td", 3)]
+        assert ["%" in cell for cell in cells] == [False, False, True] * 2
+        t.page.locator("form label", has_text="Unit").locator("select").select_option("plain")
+        t.page.locator("details table tbody tr", has_text="0.25").wait_for()
+        assert "unit=plain" in t.page.url
+        *_, share = t.lists("section[aria-label=Groups] tbody td", 3)
+        assert "0.25" in share and "%" not in share, "the unit that is chosen is that of the table, too"
+        assert t.page.locator("label", has_text="Value").locator("option").all_inner_texts() == ["rate", "binomial"]
+        _, _, total = t.lists("section[aria-label=Groups] tfoot td", 3)
+        assert "0.25" in total
+        t.page.locator("label", has_text="Value").locator("select").select_option("binomial")
+        t.until("() => document.querySelector('section[aria-label=Chart] h2').innerText.includes('binomial')")
+        t.page.locator("details table a").first.click()
+        t.shows("Error by cause")
+        assert "the measures that it reads" in t.text("table.causes") and "n, known" in t.text("table.causes")
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [1280, 390])
+def test_versions_are_compared_and_an_edge_is_retired_and_reinstated(browser, desk, width):
+    desk.now = T0
+    desk.connect("jfk", "lga")
+    first = desk.register(lateness="0s")
+    changed = QuerySpec.from_mapping({**SPEC, "where": "distance > 5", "lateness": "0s"})
+    desk.catalog.queries.register(changed, desk.now, change=Change(T0 + 2 * HOUR))
+    first, second = desk.catalog.queries.versions("flights")
+    for query, hours in ((first, (0, 1)), (second, (2, 3))):
+        desk.ledger_knows(query)
+        for hour in hours:
+            for edge in ("jfk", "lga"):
+                desk.report(query, edge, T0 + hour * HOUR, {"UA": hour + 1})
+    with desk.served() as url, tab(browser, url) as t:
+        t.page.set_viewport_size({"width": width, "height": 800})
+        t.open("/ui/queries/flights?group=carrier:UA")
+        rows = t.lists("details table:not([aria-label]) tbody tr", 4)
+        assert [f"version {version}" in row for row, version in zip(rows, (2, 2, 1, 1), strict=True)] == [True] * 4
+        told = t.page.locator("table[aria-label=Versions] tr[data-version='2']")
+        told.get_by_text("distance > 5").wait_for()
+        assert "nothing" in told.locator("del").first.inner_text() and "where" in told.inner_text()
+        told.get_by_role("button", name="Show only this").click()
+        assert len(t.lists("details table:not([aria-label]) tbody tr", 2)) == 2 and "version=2" in t.page.url
+        t.page.locator("form label", has_text="Version").locator("select").select_option("1")
+        t.page.locator("details table:not([aria-label]) tbody tr", has_text="2013-01-01 00:00").wait_for()
+        t.page.locator("form label", has_text="Version").locator("select").select_option("")
+        t.lists("details table:not([aria-label]) tbody tr", 4)
+        assert t.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+        t.open("/ui/edges")
+        row = t.page.locator("tr[data-edge=lga]")
+        row.get_by_role("button", name="Retire").click()
+        row.get_by_role("button", name="Keep it").click()
+        assert desk.catalog.edges.retired() == frozenset()
+        row.get_by_role("button", name="Retire", exact=True).click()
+        row.get_by_role("button", name="Retire the edge").click()
+        row.get_by_role("button", name="Reinstate", exact=True).click()
+        assert set(desk.catalog.edges.retired()) == {"lga"}
+        row.get_by_role("button", name="Reinstate the edge").click()
+        row.get_by_role("button", name="Retire", exact=True).wait_for()
+        assert t.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [1280, 390])
+def test_rules_of_alerts_are_tried_and_saved(browser, desk, width):
+    desk.connect("jfk")
+    query = desk.register(name="busy", lateness="9h")
+    desk.report(query, "jfk", T0, {"UA": 5, "AA": 1})
+    rule = {"alert": "many", "query": "busy", "certainly": "n > 9", "labels": {"severity": "no"}}
+    target = {"alertmanager": {"url": "http://127.0.0.1:9"}}
+    definition = {"kind": "alerts", "rules": [rule], "targets": {"t": target}}
+    with desk.served() as url, tab(browser, url) as t:
+        httpx.put(f"{url}/v1/sinks/pager", json=definition, timeout=60).raise_for_status()
+        t.page.set_viewport_size({"width": width, "height": 800})
+        t.open("/ui/alerts/pager")
+        t.page.get_by_role("button", name="Try").click()
+        assert "certainly: n > 9" in t.text("tr[data-tried=many]")
+        assert t.text("tr[data-tried=many] td.n") == "0"
+        box = t.page.locator("#rules")
+        box.fill(box.input_value().replace("n > 9", "n > 3"))
+        t.until("() => !document.querySelector('tr[data-tried]')")
+        t.page.get_by_role("button", name="Try").click()
+        t.page.locator("tr[data-tried=many] td.n", has_text="1").wait_for()
+        assert "carrier=UA" in t.text("tr[data-tried=many]")
+        t.page.get_by_role("button", name="Save").click()
+        t.page.get_by_text("Saved.").wait_for()
+        (kept,) = httpx.get(f"{url}/v1/sinks/pager", timeout=60).json()["definition"]["rules"]
+        assert kept == {**rule, "certainly": "n > 3"}
+        box.fill(box.input_value().replace("certainly", "surely"))
+        t.page.get_by_role("button", name="Save").click()
+        t.page.locator("#verdict .problem", has_text="surely").wait_for()
+        assert t.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@needs_browser
 def test_negative_values_unknown_bounds_and_a_window_without_a_group_are_not_drawn_as_zero(browser, desk):
     desk.connect("jfk", "lga")
     query = desk.register(
@@ -420,6 +532,7 @@ def test_negative_values_unknown_bounds_and_a_window_without_a_group_are_not_dra
         assert "unknown" in rows[0]
 
 
+@pytest.mark.nightly
 @needs_browser
 def test_two_tabs_have_a_stream_each_and_an_answer_is_drawn_in_both(browser, desk):
     desk.connect("jfk")
@@ -456,6 +569,7 @@ def test_the_staleness_that_is_compared_with_the_budget_is_the_one_that_the_cont
         assert t.page.locator("tr[data-given] td.n .late").count() == 0
 
 
+@pytest.mark.nightly
 @needs_browser
 def test_while_the_center_is_down_no_badge_says_that_all_is_well(browser, desk):
     fill(desk, windows=4)
@@ -499,6 +613,7 @@ def test_a_page_without_a_stream_says_that_the_center_is_down(browser, desk):
     t.page.close()
 
 
+@pytest.mark.nightly
 @needs_browser
 def test_groups_are_searched_and_sorted_by_value_and_by_name(browser, desk):
     desk.connect("jfk")
@@ -507,10 +622,11 @@ def test_groups_are_searched_and_sorted_by_value_and_by_name(browser, desk):
     names = "section[aria-label=Groups] tbody th"
     with desk.served() as url, tab(browser, url) as t:
         t.open("/ui/queries/many")
-        t.lists(names, 25)
+        by_value = sorted((-((i * 7) % 41), f"carrier=C{i:02}") for i in range(40))
+        # All intervals are equally wide, so the largest come first.
+        assert t.lists(names, 25) == [name for _, name in by_value[:25]]
         t.page.get_by_role("button", name="n", exact=True).click()
         t.page.locator("th[aria-sort=descending]").wait_for()
-        by_value = sorted((-((i * 7) % 41), f"carrier=C{i:02}") for i in range(40))
         assert t.lists(names, 25) == [name for _, name in by_value[:25]]
         t.page.get_by_role("button", name="n", exact=True).click()
         t.page.locator("th[aria-sort=ascending]").wait_for()
@@ -522,6 +638,7 @@ def test_groups_are_searched_and_sorted_by_value_and_by_name(browser, desk):
         t.shows("No group matches")
 
 
+@pytest.mark.nightly
 @needs_browser
 def test_a_range_of_time_is_chosen_and_the_chart_is_zoomed(browser, served):
     rows = "details table tbody tr"
@@ -560,6 +677,7 @@ def test_a_range_of_time_is_chosen_and_the_chart_is_zoomed(browser, served):
         zoom.get_by_text("or drag over the chart").wait_for()
 
 
+@pytest.mark.nightly
 @needs_browser
 def test_the_detail_of_a_window_draws_how_its_interval_closed(browser, desk, tmp_path):
     world = stored(tmp_path / "early", spec({"total": "sum(x)"}, lateness="2s"), seconds=11)
@@ -695,6 +813,7 @@ def test_windows_are_rolled_up_in_a_zone_and_an_interval_leads_to_its_windows(br
         assert "every=" not in t.page.url
 
 
+@pytest.mark.nightly
 @needs_browser
 def test_a_link_has_what_is_shown_and_a_dashboard_has_several_queries(browser, served):
     names = "section[aria-label=Groups] tbody th"

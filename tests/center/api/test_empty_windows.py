@@ -8,8 +8,8 @@ from typing import Any
 
 from center.ledger import FrameSummary
 from center.ledger.time_windows import MAX_LACKING
-from edgewater.model.streams import EdgeId
-from edgewater.model.timestamps import rfc3339
+from edgewater.base.streams import EdgeId
+from edgewater.base.timestamps import rfc3339
 from edgewater.wire import InputLoss, SliceClose
 from tests.center.api.test_api_rollup import HOUR, T0, page
 from tests.center.api.test_api_versions import BORDER, put

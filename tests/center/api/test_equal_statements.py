@@ -7,14 +7,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
+from center.catalog import SessionStart
+from center.results.schema import answers as stored_answers
 from center.serving.render import statement_of
 from edgewater.answers import UNKNOWN, Amount, Cause, Deviation, LateRecords
+from edgewater.answers.stored import facts_to_json
 from edgewater.answers.uniting import with_late
+from edgewater.base.streams import LIVE, EdgeId
 from edgewater.model.edge_records import StreamRecord
-from edgewater.model.streams import LIVE, EdgeId
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import Withheld
+from tests.center.catalog_world import begin_session
 from tests.center.measures_world import aggregate, record, records, spec
 from tests.center.rendered import render
 
@@ -55,9 +60,9 @@ def one_missing(desk):
     for edge, carrier in (("jfk", "UA"), ("lga", "AA")):
         columns = desk.catalog.edges.get(EdgeId(edge)).streams[0].columns
         streams = [StreamRecord("flights", columns, LIVE, constants={"carrier": carrier})]
-        desk.catalog.edges.begin_session(
+        begin_session(desk.catalog, SessionStart(
             EdgeId(edge), f"{edge}-1", labels={}, streams=streams, oldest_seq=0, next_seq=0, now_ms=desk.now
-        )  # fmt: skip
+        ))  # fmt: skip
     query = desk.register(measures=COUNT, budget={"staleness": "2s"})
     desk.report(query, "jfk", T0, {"UA": 5})
     desk.report(query, "lga", T0, {"AA": 2})
@@ -128,6 +133,33 @@ def test_a_sum_beyond_float64_violates_the_contract_of_a_window_and_of_a_roll_up
     (both,) = rolled(desk, "2h")
     codes = [[v["code"] for v in answer["contract"]["violations"]] for answer in (first, second, both)]
     assert codes == [["rounding"], [], ["rounding"]]
+
+
+def two_windows(desk: Any, *deviations: Deviation) -> None:
+    """Stores two windows with two flights each. Both have these deviations."""
+    desk.connect("jfk")
+    query = desk.register(measures={"n": "count()", "d": "sum(dep_delay)"})
+    for hour in range(2):
+        desk.report(query, "jfk", T0 + hour * HOUR, {"UA": 2})
+    of_query = stored_answers.c.query == query.key
+    for each in desk.results.windows(query.ref, None, None, 10)[0]:
+        stored = facts_to_json(replace(each.facts, deviations=deviations))
+        with desk.results.engine.begin() as connection:
+            of_window = of_query & (stored_answers.c.window_start_ms == each.window_start_ms)
+            connection.execute(update(stored_answers).where(of_window).values(quality=stored))
+
+
+def test_one_loss_that_concerns_two_windows_counts_once_in_a_roll_up_and_in_a_question(desk):
+    two_windows(desk, Deviation(Cause.INPUT_LOST, "jfk", "log", "torn", lacks=Amount(0, 3)))
+    merged = asked(desk, latest=2, merge=True, measure="n")
+    assert bounds(merged["data"]) == bounds(rolled(desk, "2h")[0]["data"]) == {"UA": (4, 7)}
+
+
+def test_a_roll_up_is_not_met_where_its_windows_are_not_because_late_records_have_no_bound(desk):
+    two_windows(desk, Deviation(Cause.MAY_CHANGE, lacks=Amount(0, 2), confidence=0.99))
+    answers = [*desk.get(f"{PATH}/windows").json()["answers"], *rolled(desk, "2h")]
+    assert [[v["code"] for v in each["contract"]["violations"]] for each in answers] == [["may-change"]] * 3
+    assert {bounds(each["data"], "d")["UA"] for each in answers} == {(None, None)}
 
 
 def test_a_roll_up_whose_data_cannot_be_evaluated_says_so(desk, monkeypatch):

@@ -14,18 +14,18 @@ import pyarrow.csv
 import pytest
 from click.testing import CliRunner
 
-from center.sinks.alert_rules import AlertBook, AlertRule, Condition
+from center.sinks import lake
 from center.sinks.runner import read_query, sink_answer
 from edgewater.client import Center
 from edgewater.client.answers import from_json, to_pandas
 from edgewater.client.commands import query
-from edgewater.client.display import answer_html
-from edgewater.model.key_texts import OWN_COLUMNS, key_text, own_names
+from edgewater.model.key_texts import key_text
+from edgewater.model.own_columns import OWN_COLUMNS, own_names
 from tests.center.api import conftest
 from tests.center.api.conftest import HOUR, T0, Desk
 
 CARRIERS: tuple[str | None, ...] = (None, "null", "", '"null"', "NaN", "None", "x")
-BIG, FAR = (1 << 53) + 1, (1 << 63) - 1
+BIG = (1 << 53) + 1
 
 
 def select(desk: Desk, text: str) -> httpx.Response:
@@ -55,26 +55,6 @@ def test_a_column_may_have_a_colon(desk: Desk, monkeypatch: pytest.MonkeyPatch) 
     desk.ship(query, "jfk", T0, {"a:b": pa.array(["x:y", "z"])})
     (row,) = desk.get("/v1/queries/flights/latest", params={"group": "a:b:x:y"}).json()["data"]
     assert row["group"] == {"a:b": "x:y"}
-
-
-def test_series_alerts_and_notebooks_tell_them_apart(desk: Desk) -> None:
-    alike(desk)
-    params = {"query": "flights:n", "time": str((T0 + HOUR) // 1000)}
-    result = desk.get("/prometheus/api/v1/query", params=params).json()["data"]["result"]
-    texts = {key_text(carrier) for carrier in CARRIERS}
-    assert {r["metric"]["carrier"] for r in result} == texts and len(result) == len(CARRIERS)
-    (registered,) = desk.catalog.queries.all()
-    read = read_query(registered, desk.catalog)
-    record = desk.results.latest(registered.ref)
-    assert record is not None
-    answer = sink_answer(record, read)
-    book = AlertBook([AlertRule("any", "flights", Condition("n > 0", "certainly", {}))])
-    fired = book.answer(answer, registered.spec.measures, desk.now)
-    assert {dict(t.alert.labels)["carrier"] for t in fired} == texts and len(fired) == len(CARRIERS)
-    assert book.answer(answer, registered.spec.measures, desk.now) == [], "each alert finds its row again"
-    live = desk.get("/v1/queries/flights/latest").json()
-    html = answer_html(from_json(live, {"group_by": ["carrier"], "measures": {"n": ""}}, None))
-    assert "<td>null</td>" in html and "<td>None</td>" in html and "<td>&quot;null&quot;</td>" in html
 
 
 def test_keys_that_are_not_finite_are_no_null(desk: Desk) -> None:
@@ -111,50 +91,6 @@ def test_the_client_and_the_commands_tell_them_apart(desk: Desk) -> None:
         assert {key_text(carrier) for carrier in CARRIERS} <= set(said)
 
 
-def boundless(desk: Desk) -> tuple[Any, dict[int, int]]:
-    """Windows with an integer above 2^53, a sum beyond int64, and a small sum."""
-    desk.connect("jfk")
-    query = desk.register(group_by=[], measures={"miles": "sum(distance)"})
-    shipped: list[list[int]] = [[BIG], [FAR, FAR], [7]]
-    for hour, values in enumerate(shipped):
-        desk.ship(query, "jfk", T0 + hour * HOUR, {"distance": pa.array(values, pa.int64())})
-    return query, {T0 + hour * HOUR: sum(values) for hour, values in enumerate(shipped)}
-
-
-def test_integers_beyond_int64_are_exact_in_json_and_null_with_a_code_in_tables(desk: Desk) -> None:
-    _, sums = boundless(desk)
-    names = ("miles", "miles_lower", "miles_upper")
-    path = "/v1/queries/flights/windows"
-    for answer in desk.get(path).json()["answers"]:
-        exact = sums[T0 + HOUR * int(answer["window"]["start"][11:13])]
-        for cell in (row["miles"] for row in answer["data"]):
-            assert cell["estimate"] == exact and cell["lower"] == cell["upper"] == exact
-    table = pa.ipc.open_stream(
-        desk.get(path, headers={"Accept": "application/vnd.apache.arrow.stream"}).content
-    ).read_all()
-    fits = [value if value <= FAR else None for value in sums.values()]
-    codes = ["met" if value is not None else "beyond-int64" for value in fits]
-    for name in names:
-        assert table.column(name).type == pa.int64() and table.column(name).to_pylist() == fits
-    assert table.column("contract").to_pylist() == codes
-    for start in sums:  # the type does not depend on the values of a page
-        page = desk.get(path, params={"start": start, "limit": 1, "format": "arrow"}).content
-        assert pa.ipc.open_stream(page).read_all().schema.remove_metadata() == table.schema.remove_metadata()
-    text = desk.get(path, headers={"Accept": "text/csv"}).content
-    types = pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True)
-    columns = pa.csv.read_csv(io.BytesIO(text), convert_options=types)
-    for name in names:
-        assert columns.column(name).to_pylist() == [None if v is None else str(v) for v in fits]
-    selected = select(desk, "SELECT miles, miles_lower, miles_upper, contract FROM flights")
-    found = {tuple(row) for row in selected.json()["rows"]}
-    assert found == {(v, v, v, code) for v, code in zip(fits, codes, strict=True)}
-    rolled = desk.get("/v1/queries/flights/rollup", params={"every": "3h"}).json()["answers"][0]
-    whole = sum(sums.values())
-    assert rolled["data"][0]["miles"]["estimate"] == whole
-    assert rolled["data"][0]["miles"]["lower"] == rolled["data"][0]["miles"]["upper"] == whole
-    assert json.dumps(whole) in json.dumps(rolled["total"])
-
-
 def test_columns_of_the_answer_have_one_name_on_every_face(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = ("Phase", "version", "day", "window_start")
     monkeypatch.setattr(conftest, "COLUMNS", {**conftest.COLUMNS, **dict.fromkeys(taken, pa.string())})
@@ -171,6 +107,42 @@ def test_columns_of_the_answer_have_one_name_on_every_face(desk: Desk, monkeypat
     for found in (arrow.column_names, csv.column_names, selected):
         assert found[: len(wanted)] == wanted
     assert arrow["Phase"].to_pylist() == ["Phase key"] and arrow["answer_phase"].to_pylist() == ["complete"]
+
+
+def test_columns_of_tables_depend_on_no_value(desk: Desk) -> None:
+    measures = {"q": "quantiles(dep_delay)", "kll": "kll(dep_delay)", "t": "top_k(distance, 3)", "m": "max(dep_delay)"}
+    measures |= {"cut": "equi_depth(dep_delay, 4)", "each": "m / n", "n": "count()"}
+    desk.connect("jfk")
+    query = desk.register(measures=measures)
+    delays = ([1.0, 2.0], [None, None], [math.nan, math.inf])
+    for hour, values in enumerate(delays):
+        rows = {"dep_delay": pa.array(values, pa.float64()), "distance": pa.nulls(2, pa.int64())}
+        desk.ship(query, "jfk", T0 + hour * HOUR, {**rows, "carrier": pa.array(["UA", None][: len(values)])})
+    path = "/v1/queries/flights/windows"
+    pages = [
+        pa.ipc.open_stream(
+            desk.get(path, params={"start": T0 + hour * HOUR, "limit": 1, "format": "arrow"}).content
+        ).read_all()
+        for hour in range(4)
+    ]
+    assert [page.num_rows for page in pages] == [2, 2, 2, 0]
+    assert len({page.schema.remove_metadata() for page in pages}) == 1
+    assert [sum(page["kll.nan"].to_pylist()) for page in pages] == [0, 0, 1, 0]
+    cells = [answer["data"][0]["q"] for answer in desk.get(path).json()["answers"]]
+    assert ["nan" in cell for cell in cells] == [False, False, True], "JSON has it where there are any"
+    (record,) = desk.results.at(query.ref, T0 + 2 * HOUR)
+    read = read_query(query, desk.catalog)
+    assert lake._rows([sink_answer(record, read)], read.schema)["q.nan"].to_pylist() == [1, 0]
+
+
+def test_a_client_finds_a_measure_whose_columns_begin_as_those_of_the_answer(desk: Desk) -> None:
+    desk.connect("jfk")
+    query = desk.register(group_by=[], measures={"answer": "quantiles(distance)", "n": "count()"})
+    desk.report(query, "jfk", T0, {"UA": 3})
+    with desk.served() as url, Center(url) as center:
+        answer = center.query("flights").latest()
+    assert answer.measures == [*(f"answer_{q}" for q in (0.5, 0.9, 0.95, 0.99)), "answer.nan", "n"]
+    assert int(answer["answer_0.5"].interval) == 100
 
 
 def test_bounds_in_pandas_and_in_live_answers_leave_to_the_outside() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import math
 import threading
@@ -16,22 +15,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from center.api.evaluate_stream import LineEvaluator
-from center.api.lanes import Lane
-from center.api.prometheus.evaluate import Matchers
-from center.api.prometheus.series import ALL, SamplesCache, SeriesReader
-from center.api.routers import alerts, rollup
+from center.api.lanes import CostlyLane
+from center.api.prometheus.series import ALL, Matchers, SeriesReader, samples_cache
+from center.api.routers import alerts, evaluate, rollup
 from center.api.sql_guard import SqlGuard
 from center.serving.answer_tables import answer_schema, stated_answer
-from center.serving.evaluator import Evaluator
-from center.serving.stored_windows import StoredWindows
 from center.serving.synopsis_cache import SynopsisCache
 from center.sinks import read_definition
-from center.sinks.alert_check import CheckReport, check_rules
+from center.sinks.alert_check import RuleCheck, check_rules
 from center.sinks.alerts import AlertsConfig
 from edgewater.answers import work
 from edgewater.answers.work import Work, WorkLimits, spend
-from edgewater.model.errors import ClientGone, InvalidQuery, Overspent
+from edgewater.base.errors import ClientGone, InvalidQuery, Overspent
 from edgewater.model.table_texts import ARROW, CSV, JSON, TooLong, rendered
 from tests.center.api.conftest import HOUR, SPEC, T0, Desk
 
@@ -57,7 +52,7 @@ class Client:
 
 @pytest.mark.parametrize("waits", [False, True], ids=["works", "waits for a thread"])
 def test_work_ends_when_its_client_has_gone(waits: bool) -> None:
-    client, lane = Client(), Lane(1)
+    client, lane = Client(), CostlyLane(1)
     ended = threading.Event()
 
     def work() -> None:
@@ -86,10 +81,10 @@ def test_work_ends_when_its_client_has_gone(waits: bool) -> None:
 def test_a_registration_waits_for_no_check_of_alerts(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     entered, released = threading.Event(), threading.Event()
 
-    def slow(*_: Any, **__: Any) -> CheckReport:
+    def slow(*_: Any, **__: Any) -> RuleCheck:
         entered.set()
         assert released.wait(30)
-        return CheckReport([])
+        return {"rules": [], "answers": 0, "is_whole": True}
 
     monkeypatch.setattr(alerts, "check_rules", slow)
     desk.register()
@@ -107,11 +102,11 @@ def test_a_registration_waits_for_no_check_of_alerts(desk: Desk, monkeypatch: py
     asyncio.run(both())
 
 
-GONE = Lane(1).work(lambda: True)
+GONE = CostlyLane(1).work(lambda: True)
 
 
 def limited(**limits: Any) -> Work:
-    return Lane(1).work(lambda: False, WorkLimits(**limits))
+    return CostlyLane(1).work(lambda: False, WorkLimits(**limits))
 
 
 def test_a_check_of_alerts_ends_with_its_client_and_its_budget(desk: Desk) -> None:
@@ -123,7 +118,7 @@ def test_a_check_of_alerts_ends_with_its_client_and_its_budget(desk: Desk) -> No
     assert isinstance(options, AlertsConfig)
     rules = [section.rule() for section in options.rules]
 
-    def checked() -> CheckReport:
+    def checked() -> RuleCheck:
         return check_rules(rules, desk.catalog, desk.results, start_ms=None, now_ms=lambda: 1)
 
     with pytest.raises(ClientGone), GONE.running():
@@ -131,13 +126,13 @@ def test_a_check_of_alerts_ends_with_its_client_and_its_budget(desk: Desk) -> No
     whole = checked()
     with limited(cells=10).running():
         some = checked()
-    assert whole.is_whole and whole.answers == 4
-    assert not some.is_whole and 0 < some.answers < 4
+    assert whole["is_whole"] and whole["answers"] == 4
+    assert not some["is_whole"] and 0 < some["answers"] < 4
 
 
 def test_costly_requests_work_in_turns_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "TURN_S", 0.0)
-    lane, order = Lane(2), list[int]()
+    lane, order = CostlyLane(2), list[int]()
 
     def steps(number: int) -> None:
         with lane.work(lambda: False).running():
@@ -156,7 +151,7 @@ def test_costly_requests_work_in_turns_one_at_a_time(monkeypatch: pytest.MonkeyP
 
 def test_a_turn_that_ends_under_a_lock_of_evaluations_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "TURN_S", 0.0)
-    lane, cache, order = Lane(2), SynopsisCache(1 << 20), list[int]()
+    lane, cache, order = CostlyLane(2), SynopsisCache(1 << 20), list[int]()
 
     def evaluates(number: int) -> None:
         with lane.work(lambda: False).running():
@@ -194,7 +189,7 @@ def test_a_request_of_more_work_than_its_budget_is_422_and_says_what_is_less(
     assert desk.ask(method, path, app=app, **request).status_code == 200
     monkeypatch.setattr(app.state.services.costly, "limits", most)
     monkeypatch.setattr(rollup, "LIMITS", most)
-    app.state.services.samples._kept.clear()
+    app.state.services.samples._cache.clear()
     refused = desk.ask(method, path, app=app, **request)
     assert refused.status_code == 422, refused.text
     body = refused.json()
@@ -203,29 +198,17 @@ def test_a_request_of_more_work_than_its_budget_is_422_and_says_what_is_less(
     app.state.services.sql.close()
 
 
-def test_each_question_of_a_stream_has_a_budget_of_its_own(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_questions_beyond_the_budget_of_a_request_say_so_and_the_others_are_answered(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     desk.connect("jfk")
     query = desk.register(lateness="99h")
     desk.report(query, "jfk", T0, {f"C{n}": 1 for n in range(10)})
-    app = desk.app()
-    monkeypatch.setattr(app.state.services.costly, "limits", WorkLimits(cells=15))
+    monkeypatch.setattr(evaluate, "LIMITS", WorkLimits(cells=15))
     one = {"latest": 1, "measure": "n", "group": {"carrier": "C1"}}
-    lines = "\n".join(map(json.dumps, [one, {"latest": 1, "measure": "n"}, one, one]))
-    kind = {"content-type": "application/x-ndjson"}
-    answers = desk.ask("POST", "/v1/queries/flights/evaluate", app=app, content=lines, headers=kind).text.splitlines()
-    problems = [json.loads(line).get("error", {}).get("type", "").rpartition("/")[2] for line in answers]
-    assert problems == ["", "too-much-work", "", ""]
-
-
-def test_the_lines_of_a_stream_end_with_its_client(desk: Desk) -> None:
-    desk.connect("jfk")
-    query = desk.register(lateness="99h")
-    desk.report(query, "jfk", T0, {"UA": 1})
-    cache = SynopsisCache(1 << 20)
-    windows = StoredWindows(desk.results, query, cache, lambda _: query)
-    lines = LineEvaluator(windows, Evaluator(windows, cache), "/")
-    with pytest.raises(ClientGone), GONE.running():
-        next(lines.answers(b'{"latest": 1, "measure": "n"}\n' * 3, True))
+    answers = desk.ask("POST", "/v1/queries/flights/evaluate", json=[one, {"latest": 1, "measure": "n"}, one]).json()
+    problems = [line.get("error", {}).get("type", "").rpartition("/")[2] for line in answers]
+    assert problems == ["", "too-much-work", "too-much-work"]
 
 
 def test_the_end_of_work_is_no_failure_of_an_answer(desk: Desk) -> None:
@@ -236,17 +219,17 @@ def test_the_end_of_work_is_no_failure_of_an_answer(desk: Desk) -> None:
     (record,) = desk.results.at(query.ref, T0)
     schema = answer_schema(desk.catalog, query.spec)
     with pytest.raises(Overspent), limited(cells=15).running():
-        stated_answer(record, query, schema)
-    assert stated_answer(record, query, schema)[1].stated.contract.met
+        stated_answer(record, query.spec, schema)
+    assert stated_answer(record, query.spec, schema)[1].stated.contract.met
     with pytest.raises(Overspent), limited(cells=15).running():
-        SeriesReader(desk.results, (query,), SamplesCache()).series(query, record, ALL)
+        SeriesReader(desk.results, (query,), samples_cache()).series(query, record, ALL)
 
 
 def test_a_statement_ends_with_its_client() -> None:
     guard = SqlGuard(timeout_s=60)
     looks = iter([False] * 2)
     try:
-        leaves = Lane(1).work(lambda: next(looks, True))
+        leaves = CostlyLane(1).work(lambda: next(looks, True))
         with pytest.raises(ClientGone), leaves.running():
             guard.run("SELECT count(*) FROM q a, q b, q c", {"q": pa.table({"a": range(100_000)})}, JSON)
     finally:
@@ -264,8 +247,8 @@ def test_a_pattern_is_compiled_once_for_all_series_and_windows(desk: Desk, monke
         compiled.append(len(values))
         return pc.match_substring_regex(values, pattern)
 
-    module = importlib.import_module("center.api.prometheus.evaluate")  # the package has a function of this name
-    monkeypatch.setattr(module, "pc", type("Compute", (), {"match_substring_regex": staticmethod(match)}))
+    compute = type("Compute", (), {"match_substring_regex": staticmethod(match)})
+    monkeypatch.setattr("center.api.prometheus.series.pc", compute)
     asked = {"query": 'flights:n{carrier=~"C[0-4].*"}', "start": T0 / 1000, "end": T0 / 1000 + 6 * 3600, "step": "900"}
     found = desk.get("/prometheus/api/v1/query_range", params=asked).json()["data"]["result"]
     assert len(found) == 5 * 19

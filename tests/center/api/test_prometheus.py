@@ -68,6 +68,8 @@ def open_metrics(desk: Desk) -> str:
                         add(f"{query}:{measure}_lower", labels, at, interval["lower"])
                         add(f"{query}:{measure}_upper", labels, at, interval["upper"])
             for measure, cell in answer["total"].items():
+                if "." in measure:
+                    continue  # totals of quantiles are no series
                 add(f"{query}:all:{measure}", {}, at, cell["estimate"])
                 add(f"{query}:all:{measure}_lower", {}, at, cell["lower"])
                 add(f"{query}:all:{measure}_upper", {}, at, cell["upper"])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from center.catalog import ComponentHeartbeat, SetAside
+from edgewater.base.streams import MAX_TIME_MS, EdgeId
+from edgewater.base.timestamps import rfc3339
 from edgewater.model.edge_records import HeartbeatRecord, QueryStatusRecord
-from edgewater.model.streams import MAX_TIME_MS, EdgeId
-from edgewater.model.timestamps import rfc3339
 from tests.center.api.conftest import HOUR, T0
 from tests.center.catalog_world import frame
 
@@ -202,7 +202,7 @@ def test_a_relative_budget_that_saves_nothing_says_why(desk, limit):
 def test_before_its_first_record_an_edge_has_no_watermark(desk):
     """An agent states the least time there is; the catalog and the API state none."""
     from center.ingest.validation import Hello, read_heartbeat
-    from edgewater.model.streams import MIN_TIME_MS
+    from edgewater.base.streams import MIN_TIME_MS
     from edgewater.wire import uplink_pb2 as pb
 
     progress = [pb.StreamProgress(stream="flights", watermark_ms=MIN_TIME_MS)]

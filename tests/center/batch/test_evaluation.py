@@ -8,9 +8,10 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from pyspark.sql import functions as F
 
 from center.batch import build, evaluate, register_sql
-from edgewater.model.errors import InvalidRequest
+from edgewater.base.errors import InvalidRequest
 from edgewater.model.windows import SlidingWindow, TumblingWindow
 from edgewater.synopses import CountMin, DDSketch, Distinct, Frequency, HyperLogLog, Quantile, from_bytes
 
@@ -73,6 +74,25 @@ def test_the_latest_windows_answer_one_question(counted: Any, records: pd.DataFr
     for row in answers:
         held = records[(records.ts >= ms(row)) & (records.ts < ms(row) + 20_000)]
         assert row.estimate == (held.ip == "10.0.0.2").sum()
+
+
+def test_of_a_result_of_the_last_release_the_newest_revision_of_a_window_counts(spark: Any) -> None:
+    first, second = CountMin(64, 3), CountMin(64, 3)
+    first.update(["a"])
+    second.update(["a", "a"])
+    rows = [
+        (0, 10, first.to_bytes(), 1, 0, 1, 0),
+        (0, 10, second.to_bytes(), 2, 0, 2, 0),
+        (0, 10, None, 0, 0, None, 5),  # late records
+        (20, 30, first.to_bytes(), 1, 0, 1, 0),
+        (20, 30, None, 0, 0, 2, 0),  # a session that was withdrawn
+    ]
+    columns = "window_start long, window_end long, synopsis binary, records long, nulls long, revision long, late long"
+    stored = spark.createDataFrame(rows, columns)
+    for name in ("window_start", "window_end"):
+        stored = stored.withColumn(name, F.timestamp_millis(F.col(name)))
+    answers = evaluate(stored, Frequency("a"), last=5).collect()
+    assert [(ms(row), row.estimate) for row in answers] == [(0, 2)]
 
 
 def test_questions_of_a_streaming_dataframe_are_answered_as_they_come(spark: Any, counted: Any, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from edgewater.synopses import HaarWavelet, Point, RangeSum, from_bytes
 
 pytestmark = pytest.mark.spark
 
-MANAGED = Strategy("order_based", "slicing", "manager", partitions=3)
+MANAGED = Strategy("order_based", "slicing", partitions=3)
 
 
 @pytest.mark.parametrize(
@@ -22,9 +22,9 @@ MANAGED = Strategy("order_based", "slicing", "manager", partitions=3)
     [
         (None, "auto"),
         (TumblingWindow("10s"), MANAGED),
-        (SlidingWindow("20s", "5s"), MANAGED),
-        (SlidingWindow("20s", "5s"), Strategy("order_based", "bucketing", "manager", partitions=4)),
-        (CountWindow(1500), MANAGED),
+        pytest.param(SlidingWindow("20s", "5s"), MANAGED, marks=pytest.mark.nightly),
+        (SlidingWindow("20s", "5s"), Strategy("order_based", "bucketing", partitions=4)),
+        pytest.param(CountWindow(1500), MANAGED, marks=pytest.mark.nightly),
         (SlidingCount(1500, 900), MANAGED),
     ],
     ids=["global", "tumbling", "sliding by slices", "sliding by windows", "count", "sliding count"],

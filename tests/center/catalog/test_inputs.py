@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from center.catalog import Catalog
+from edgewater.base.streams import EdgeId
 from edgewater.model.edge_records import InputRecord
-from edgewater.model.streams import EdgeId
 from tests.center.catalog_world import JFK, LGA, hello
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from center.catalog import Catalog, ComponentHeartbeat, ComponentRegistry, HeartbeatThread, Role, component_status
 from center.catalog.liveness import EXPIRE_AFTER_MS, STALE_AFTER_MS
-from edgewater.model.errors import StorageError
+from edgewater.base.errors import StorageError
 
 
 @pytest.fixture

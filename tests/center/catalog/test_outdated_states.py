@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from center.catalog import Catalog, IndexOutcome, SessionStart
+from edgewater.base.errors import EdgewaterError, OutdatedState
 from edgewater.model.edge_records import HeartbeatRecord, StateDigest
-from edgewater.model.errors import EdgewaterError, OutdatedState
 from edgewater.wire import QueryRef
 from tests.center.catalog_world import FLIGHTS, JFK, frame, spec
 

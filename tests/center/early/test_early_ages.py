@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from center.early import EarlyAnswerEstimator
-from edge.arrivals import GroupMonitor
+from edge.arrivals import SubstreamMonitor
 from edgewater.model.accuracy import report_schedule
 from edgewater.model.query import QuerySpec
 from tests.center.accuracy_world import spec
@@ -62,7 +62,7 @@ def test_a_new_group_is_not_older_at_a_source_than_the_source() -> None:
     report(one, 10_000, "a")
     one.expect(["a", "b"])
     report(one, 10_080, "a", "b")
-    monitor = GroupMonitor(one.schedule.grid, (pa.string(),), 8)
+    monitor = SubstreamMonitor(one.schedule.grid, (pa.string(),), 8)
     monitor.observe(np.array([10_090]), 10_095, [pa.array(["g"])], np.ones(1), np.arange(1))
     one.add_report("a", 10_100, [s.to_state() for s in monitor.take()])
     report(one, 10_100, "b")

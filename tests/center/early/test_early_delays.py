@@ -16,6 +16,7 @@ from edgewater.synopses import FloatArray
 from edgewater.wire import QueryRef
 from tests.center.accuracy_world import BEGIN_MS, Site, World, first_answers, spec, without_times
 from tests.center.border_world import Border
+from tests.center.snapshots import snapshot
 
 DECLARED_MS = 500
 LATE_FROM_MS, LATE_TO_MS, LATE_MS = 1_200, 1_260, 1_400
@@ -169,7 +170,7 @@ def test_a_query_inherits_the_delays_of_one_that_counts_the_same_records(
     ref = QueryRef(request.node.callspec.id, 1)
     watched.ledger.handle(QueryRegistered(RegisteredQuery(ref, spec(**parts), watched.now_ms, None)))  # type: ignore[arg-type]
     loaded = Ledger()
-    loaded.restore(ref, watched.ledger.snapshot(ref))
+    loaded.restore(ref, snapshot(watched.ledger, ref))
     watched.ledger.handle(QueryDeleted(ref))
     ledger = loaded.book(ref)
     assert isinstance(ledger, EarlyAnswerBook)
@@ -183,7 +184,7 @@ def test_a_query_inherits_the_delays_of_one_that_counts_the_same_records(
 def test_clumps_of_late_records_which_are_sums_over_all_edges_are_not_inherited(watched: World) -> None:
     """A hostile edge would change the intervals of queries that do not expect it."""
     ref, loaded = next(iter(watched.ledger.queries())), Ledger()
-    loaded.restore(ref, watched.ledger.snapshot(ref))
+    loaded.restore(ref, snapshot(watched.ledger, ref))
     book = loaded.book(ref)
     assert isinstance(book, EarlyAnswerBook)
     observed = book.estimator.observed

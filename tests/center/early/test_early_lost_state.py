@@ -27,7 +27,7 @@ class LostState(engine.EarlyAnswerSimulation):
         if self.back_ms == 1 << 62 and self.now_ms >= self._start(LOST_WINDOW) + 430:
             self.back_ms = self.now_ms + self.away_ms
         if self.incarnation == "i" and self.now_ms >= self.back_ms:
-            self._readers[0] = SimulatedEdge(1, self.schedule.grid, grouped=False, has_values=True)
+            self._readers[0] = SimulatedEdge(1, self.schedule, grouped=False, has_values=True)
             records = [engine._record(edge) for edge in self.edges]
             records[0] = replace(records[0], incarnation="j", incarnations=2, state_lost_at_ms=self.now_ms)
             self.incarnation = "j"

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from center.ledger import EdgesChanged, Emission
-from edge.arrivals import GroupMonitor
+from edge.arrivals import SubstreamMonitor
 from edge.core import SamplingSet, SourceEnded
 from edgewater.answers import Phase
 from edgewater.wire import SamplingReason
@@ -78,31 +78,18 @@ def test_a_window_in_which_sources_end_is_scaled_up() -> None:
     are_scaled_up(world, last)
 
 
-def after_an_outage(*, grouped: bool) -> World:
+def test_windows_sampled_during_a_long_outage_are_scaled_up() -> None:
     """An outage of one edge of 50 s, after which the estimator starts anew."""
-    world = world_of(1, 62, rate=200, grouped=grouped)
+    world = world_of(1, 62, rate=200)
     world.run(4)
     sample(world, "e0")
     world.sites[0].cut = (BEGIN_MS + 6_000, BEGIN_MS + 56_000)
-    for _ in range(14):
-        world.run(4)
-    return world
-
-
-def test_windows_sampled_during_a_long_outage_are_scaled_up() -> None:
-    world = after_an_outage(grouped=False)
+    world.run(56)
     estimator = world.estimator()
     assert estimator.observed.known_from * estimator.schedule.grid.slot_ms > BEGIN_MS + 50_000, (
         "the estimator started anew"
     )
     answers = finals(world, SAMPLED_FROM_MS + 500, 55_000)
-    assert len(answers) == 50
-    are_scaled_up(world, answers)
-
-
-@pytest.mark.nightly  # with a group per edge, as without
-def test_groups_sampled_during_a_long_outage_are_scaled_up() -> None:
-    answers = finals(world := after_an_outage(grouped=True), SAMPLED_FROM_MS + 500, 55_000)
     assert len(answers) == 50
     are_scaled_up(world, answers)
 
@@ -157,7 +144,7 @@ def test_a_new_group_that_is_only_in_unapplied_reports_is_scaled_up() -> None:
     estimator = world.estimator()
     start_ms = BEGIN_MS + 7_000
     grid, origin_ms = estimator.schedule.grid, estimator.schedule.origin_ms
-    monitor = GroupMonitor(grid, [pa.string()], 8)
+    monitor = SubstreamMonitor(grid, [pa.string()], 8)
     born = np.arange(start_ms, start_ms + 500, 5, dtype=np.int64) - origin_ms
     kept = np.arange(0, len(born), 4)
     monitor.observe(born, start_ms + 1_600 - origin_ms, [pa.array(["new"] * len(born))], np.ones(len(kept)), kept)

@@ -12,13 +12,13 @@ from center.job.batch_applier import to_batch
 from center.job.metrics import JobMetrics
 from center.serving.evaluator import Evaluator
 from center.serving.measures import MeasureQuestions
-from center.serving.question_lines import WindowQuestion
+from center.serving.question_lines import read_question
 from center.serving.stored_windows import StoredWindows
 from center.serving.synopsis_cache import SynopsisCache
 from center.storage.frame_log import FrameEntry
 from edgewater.answers import Phase
+from edgewater.base.streams import EdgeId
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.streams import EdgeId
 from edgewater.wire import Arrivals, FrameBody, Partial
 from tests.center.accuracy_world import BEGIN_MS, REF, spec
 from tests.center.kept_frames import facts_of_frame, partials_of_frame
@@ -84,7 +84,7 @@ def test_questions_about_an_early_answer_have_its_interval_or_none(
     monkeypatch.setattr(StoredWindows, "latest", lambda self, count: early[:count])
 
     def ask(**line: Any) -> dict[str, Any]:
-        (answer,) = Evaluator(windows, SynopsisCache(1 << 20)).answer(WindowQuestion.from_mapping(line, int))
+        (answer,) = Evaluator(windows, SynopsisCache(1 << 20)).answer(read_question(line))
         return answer
 
     cell = shown(world, 4, 1)["data"][0]["total"]
@@ -120,7 +120,8 @@ def test_a_job_that_crashes_and_reads_its_store_gives_the_answers_of_one_that_do
 
 def test_each_group_of_an_early_answer_has_its_own_interval_and_a_rare_one_none(tmp_path: Path) -> None:
     accuracy = {"error": "20%", "measure": "total", "substream": "500ms"}
-    query = spec({"total": "sum(x)", "n": "count()"}, group_by=["k"], accuracy=accuracy)
+    measures = {"total": "sum(x)", "n": "count()", "each": "total / n", "double": "2 * total"}
+    query = spec(measures, group_by=["k"], accuracy=accuracy)
     world = stored(tmp_path, query, shares=(1.0, 1.0, 0.02))
     for _ in range(4):
         world.run(2.0)
@@ -131,6 +132,9 @@ def test_each_group_of_an_early_answer_has_its_own_interval_and_a_rare_one_none(
     assert answer["contract"]["met"] and answer["contract"]["requested"]["scope"] == "each"
     for row in answer["data"]:
         group, cell = int(row["group"]["k"][1:]), row["total"]
+        assert row["each"]["estimate"] is None, "all of the sum is estimated, and only a part has been counted"
+        assert row["double"]["estimate"] == 2 * cell["estimate"]
+        assert (row["double"]["lower"] is None) == (cell["lower"] is None)
         if group == 2:
             rare += 1
             assert cell["estimate"] > 0 and cell["lower"] is None and cell["upper"] is None
@@ -150,6 +154,7 @@ def test_each_group_of_an_early_answer_has_its_own_interval_and_a_rare_one_none(
     for row in last["data"]:
         truth = world.truth(BEGIN_MS + 3_000, "sum", int(row["group"]["k"][1:]))
         assert row["total"]["lower"] == row["total"]["upper"] == pytest.approx(truth)
+        assert row["each"]["estimate"] == pytest.approx(truth / row["n"]["estimate"])
 
 
 def test_an_early_answer_of_a_synopsis_is_the_same_as_json_as_a_table_and_to_a_question(
@@ -170,7 +175,7 @@ def test_an_early_answer_of_a_synopsis_is_the_same_as_json_as_a_table_and_to_a_q
     monkeypatch.setattr(StoredWindows, "latest", lambda self, count: [windows._take(record)])
 
     def ask(**line: Any) -> dict[str, Any]:
-        question = WindowQuestion.from_mapping({"latest": 1, "measure": "users", **line}, int)
+        question = read_question({"latest": 1, "measure": "users", **line})
         (answered,) = Evaluator(windows, SynopsisCache(1 << 20)).answer(question)
         return answered
 

@@ -86,7 +86,7 @@ def quantile_of(values: FloatArray, q: float) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("measure", ["values", "p90", "ranks", "top", *at_night("total")])
+@pytest.mark.parametrize("measure", ["values", "p90", "top", *at_night("ranks", "total")])
 @pytest.mark.parametrize("delays", [EXPONENTIAL, gamma(2.0, 200.0)], ids=["exponential", "gamma"])
 def test_intervals_of_early_answers_contain_the_values_of_all_records(measure: str, delays: Delays) -> None:
     windows = 20
@@ -161,9 +161,9 @@ def test_another_question_and_another_confidence_have_their_own_interval(grouped
 def test_an_explanation_says_how_much_the_records_that_are_out_widen_an_interval(grouped: DataWorld) -> None:
     emission, _ = early_answers(grouped)[-1]
     told = explain_value(grouped.record(emission), grouped.query, grouped.query.measures[0], NO_QUESTIONS)
-    cell, parts = told.cell, {part["cause"]: part for part in told.parts}
-    assert parts["sketch"]["above"] + parts["straggler"]["above"] == pytest.approx(cell["upper"] - cell["estimate"])
-    assert parts["sketch"]["below"] + parts["straggler"]["below"] == pytest.approx(cell["estimate"] - cell["lower"])
+    parts = {part["cause"]: part for part in told["parts"]}
+    assert parts["sketch"]["above"] + parts["straggler"]["above"] == pytest.approx(told["upper"] - told["estimate"])
+    assert parts["sketch"]["below"] + parts["straggler"]["below"] == pytest.approx(told["estimate"] - told["lower"])
 
 
 @pytest.mark.slow

@@ -16,11 +16,11 @@ SECONDS = 16
 ERROR = 0.05
 
 
-def world_of(*, reports: bool = True, **parts: object) -> World:
+def world_of(**parts: object) -> World:
     """600 records/s arrive at each of three edges; the first reads 300 for four seconds, and then catches up."""
     slow = (BEGIN_MS + SLOW_MS[0], BEGIN_MS + SLOW_MS[1])
     sites = [Site.make(f"e{i}", i, SECONDS + 4, exponential(60.0)) for i in range(3)]
-    sites[0].slow, sites[0].reads, sites[0].reports_unread = slow, 300 * STEP_MS // 1000, reports
+    sites[0].slow, sites[0].reads = slow, 300 * STEP_MS // 1000
     accuracy = {"error": "5%", "measure": "total", "substream": "500ms"}
     world = World(spec(accuracy=accuracy, lateness="3s", **parts), sites)
     world.run(SECONDS)
@@ -46,13 +46,6 @@ def test_early_answers_that_meet_the_accuracy_have_no_unread_input(world: World)
     eligible = [e for e in early(world) if not e.codes()]
     assert len(eligible) >= 3
     assert sum(is_off(world, e) for e in eligible) <= 1, "one in twenty may be"
-
-
-@pytest.mark.nightly  # shows that the other tests could fail
-def test_without_the_report_of_unread_input_answers_would_be_wrong() -> None:
-    silent = world_of(reports=False)
-    wrong = [e for e in early(silent) if not e.codes() and is_off(silent, e)]
-    assert wrong, "the reason for reporting unread input"
 
 
 def test_every_window_is_answered_and_none_while_there_is_unread_input(world: World) -> None:

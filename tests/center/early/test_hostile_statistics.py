@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from center.early import observed_arrivals
 from edgewater.answers import Phase
-from edgewater.arrivals import SubstreamStatistics
+from edgewater.arrivals import SubstreamStatistics, read_report
 from tests.center.accuracy_world import Site, World, exponential, spec
 
 NUMBERS = (math.nan, math.inf, 1.7e308)
@@ -21,18 +22,17 @@ NUMBERS = (math.nan, math.inf, 1.7e308)
 def test_numbers_of_arrival_statistics_that_no_edge_measures_stop_no_query(
     number: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, turn = SubstreamStatistics.from_state, itertools.count()
+    turn = itertools.count()
 
-    def falsified(state: bytes, grid: Any) -> SubstreamStatistics:
-        result = read(state, grid)
-        if next(turn) % 2:
-            return result
-        if result.value_sums.size:
-            result.value_sums = result.value_sums.copy()
-            result.value_sums[1:] = number
+    def falsified(state: bytes, grid: Any, **parts: Any) -> list[SubstreamStatistics]:
+        result = read_report(state, grid, **parts)
+        for each in result:
+            if next(turn) % 2 and each.value_sums.size:
+                each.value_sums = each.value_sums.copy()
+                each.value_sums[1:] = number
         return result
 
-    monkeypatch.setattr(SubstreamStatistics, "from_state", staticmethod(falsified))
+    monkeypatch.setattr(observed_arrivals, "read_report", falsified)
     sites = [Site.make(f"e{n}", n, 5.0, exponential(500)) for n in range(2)]
     world = World(spec(measures={"total": "mean(x)"}), sites)
     with np.errstate(all="ignore"):

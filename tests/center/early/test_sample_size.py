@@ -5,7 +5,8 @@ import pytest
 
 from edgewater.arrivals.sample_size import mean_size, neyman_sizes
 from edgewater.arrivals.targets import AccuracyTarget, check_relative
-from edgewater.model.errors import InvalidQuery
+from edgewater.base.errors import InvalidQuery
+from tests.refusals import refused
 
 TRIALS = 2000
 LEAST = 0.93
@@ -64,15 +65,15 @@ def test_neyman_takes_small_strata_completely_and_the_rest_from_the_others():
 
 @pytest.mark.parametrize("confidence", [0, 1, 1.5, -0.1, True, "95"])
 def test_a_confidence_outside_of_0_and_1_is_refused(confidence):
-    with pytest.raises(InvalidQuery, match="confidence"):
+    with refused(InvalidQuery, "confidence"):
         AccuracyTarget(0.05, confidence)
-    with pytest.raises(InvalidQuery, match="confidence"):
+    with refused(InvalidQuery, "confidence"):
         mean_size(1.0, 100, 0.05, confidence)
 
 
 @pytest.mark.parametrize(("field", "value"), [("error", 0), ("error", 1.0), ("groups", 0), ("scope", "some")])
 def test_other_parts_of_a_target_are_checked(field, value):
-    with pytest.raises(InvalidQuery, match=field):
+    with refused(InvalidQuery, field):
         AccuracyTarget(**{field: value})
 
 

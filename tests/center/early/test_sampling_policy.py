@@ -6,8 +6,8 @@ import pytest
 
 from center.early import EdgeSamplingController, SamplingRequirement, is_expensive, needed_rate, rates_differ
 from center.early.sampling import MAX_AGREEING_HEARTBEATS, ProcessorLoadDetector
+from edgewater.base.streams import EdgeId
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import EdgeId
 from edgewater.wire import QueryRef
 from edgewater.wire import uplink_pb2 as pb
 

@@ -85,4 +85,4 @@ def test_the_rounding_of_a_window_without_stragglers_is_bounded() -> None:
         exact = np.full(50, 600.0) if measure == "count" else exact
         error, rounding = np.abs(model.estimate - exact), model.rounding(sample)
         assert (error <= rounding).all() and not model.straggler_width.any()
-        assert (rounding <= 1e-11 * exact).all() and error.any() == rounding.any() == (measure != "count")
+        assert (rounding <= 2e-8 * exact).all() and error.any() == rounding.any() == (measure != "count")

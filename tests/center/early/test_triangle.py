@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from edgewater.arrivals import SlotGrid
 from edgewater.arrivals.triangle import LONG, SHORT, SHORT_SUBSTREAMS, ArrivalTriangle
-from edgewater.model.errors import InvalidInput
 
 
 def feed(triangle, rng, slots, mean_slots, per_slot=40):
@@ -72,6 +71,16 @@ def test_after_a_change_few_events_bound_the_share_of_longer_lags():
     assert ArrivalTriangle(1, triangle.grid).unseen_beyond(0, 100, 0.05)[0] == 1.0, "nothing was at risk"
 
 
+def test_events_that_are_never_as_short_as_the_age_bound_the_share_of_longer_lags():
+    triangle = ArrivalTriangle(1, SlotGrid(substream_slots=100, lags=51))
+    for _ in range(20_000):
+        triangle.advance(np.eye(1, 51, 7) * 10)
+    at_the_end = triangle.unseen_beyond(0, 20_000, 0.05)[0]
+    assert at_the_end == pytest.approx(3 / (10 * 100 * 50), rel=0.1), "each event arrives 7 slots after its birth"
+    after_a_change = [triangle.unseen_beyond(0, slots, 0.05)[0] for slots in (0, 7)]
+    assert after_a_change == [1.0, 1.0], "no event since the change has had the time to arrive"
+
+
 def test_the_triangle_estimates_the_distribution_while_events_are_still_missing():
     rng = np.random.default_rng(5)
     triangle = ArrivalTriangle(1, SlotGrid(lags=200))
@@ -108,11 +117,3 @@ def test_a_source_that_catches_up_has_the_state_of_one_that_was_never_silent(see
     gap.catch_up(np.array([1]), rows[10 - silent :, 1:])
     for name, value in steady.to_state().arrays.items():
         assert np.array_equal(np.asarray(gap.to_state().arrays[name]), np.asarray(value)), name
-
-
-def test_catching_up_with_too_few_slots_is_refused():
-    triangle = ArrivalTriangle(2, SlotGrid(lags=4))
-    triangle.advance(np.zeros((2, 4)), np.array([True, False]))
-    with pytest.raises(InvalidInput) as refused:
-        triangle.catch_up(np.array([1]), np.zeros((2, 1, 4)))
-    assert (refused.value.field, refused.value.value) == ("arrived", 2)

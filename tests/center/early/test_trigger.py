@@ -2,12 +2,13 @@ import numpy as np
 import pytest
 
 from center.early.calibration import ALARM_THRESHOLD, DEFAULT_FACTOR, MIN_RECORD, Calibration
-from center.early.trigger import SAMPLE_TOO_SMALL, AnswerNow, EarlyTrigger, Wait
+from center.early.trigger import SAMPLE_TOO_SMALL, AnswerNow, EarlyTrigger, TriggerBatch, Wait
 from edgewater.arrivals import SlotGrid
 from edgewater.arrivals.targets import AccuracyTarget
 from edgewater.arrivals.values import LateValues, ValueHistory
 from edgewater.arrivals.window_model import WindowModel, WindowSample
-from edgewater.model.errors import InvalidInput, InvalidQuery
+from edgewater.base.errors import InvalidInput, InvalidQuery
+from tests.center.early.lone_trigger import decide
 
 GRID = SlotGrid(slot_ms=20, substream_slots=10, lags=80)
 SLOTS = 30
@@ -34,46 +35,46 @@ def steady(trigger, slots, lag=2, per_slot=20.0):
 def test_a_window_waits_for_its_end():
     trigger = EarlyTrigger(1, GRID, SLOTS, AccuracyTarget(), "count")
     steady(trigger, 10)
-    assert trigger.decide(SLOTS, sampled(160)) == Wait(SLOTS)
+    assert decide(trigger, SLOTS, sampled(160))[0] == Wait(SLOTS)
 
 
 def test_constant_delays_are_corrected_at_the_windows_end():
     trigger = EarlyTrigger(1, GRID, SLOTS, AccuracyTarget(), "count")
     steady(trigger, 20 * SLOTS)
-    answer = trigger.decide(20 * SLOTS, sampled((SLOTS - 2) * 20))
+    answer, model = decide(trigger, 20 * SLOTS, sampled((SLOTS - 2) * 20))
     assert isinstance(answer, AnswerNow)
     assert answer.met
-    assert answer.estimate[0] == pytest.approx(SLOTS * 20, rel=0.01)
+    assert model.estimate[0] == pytest.approx(SLOTS * 20, rel=0.01)
 
 
 def test_the_records_of_a_synopsis_wait_until_the_expected_records_are_within_the_error():
     late = SLOTS // 10 * 20  # of the window's records, which arrive three slots after their event
 
-    def decide(measure, offset):
+    def decide_after(measure, offset):
         trigger = EarlyTrigger(1, GRID, SLOTS, AccuracyTarget(error=0.05), measure)
         steady(trigger, 20 * SLOTS + offset, lag=3)
-        return trigger.decide(20 * SLOTS, sampled(SLOTS * 20 - max(late - 20 * offset, 0)))
+        return decide(trigger, 20 * SLOTS, sampled(SLOTS * 20 - max(late - 20 * offset, 0)))
 
-    assert decide("count", 0).met
-    assert isinstance(decide("records", 0), Wait)
-    answer = decide("records", 2)
-    assert answer.met and answer.size[0] == pytest.approx(SLOTS * 20, rel=0.01)
+    assert decide_after("count", 0)[0].met
+    assert isinstance(decide_after("records", 0)[0], Wait)
+    answer, model = decide_after("records", 2)
+    assert answer.met and model.size[0] == pytest.approx(SLOTS * 20, rel=0.01)
 
 
 def test_a_window_without_arrivals_is_not_answered_with_zero():
     trigger = EarlyTrigger(1, GRID, SLOTS, AccuracyTarget(), "count")
     for _ in range(SLOTS):
         trigger.on_slot(np.zeros((1, GRID.lags)))
-    assert trigger.decide(SLOTS, sampled(0)) == Wait(SLOTS + 1)
+    assert decide(trigger, SLOTS, sampled(0))[0] == Wait(SLOTS + 1)
 
 
 def test_a_source_without_any_events_does_not_block_for_ever():
     trigger = EarlyTrigger(1, GRID, SLOTS, AccuracyTarget(), "count")
     for _ in range(SLOTS + GRID.lags):
         trigger.on_slot(np.zeros((1, GRID.lags)))
-    answer = trigger.decide(SLOTS, sampled(0))
+    answer, model = decide(trigger, SLOTS, sampled(0))
     assert isinstance(answer, AnswerNow)
-    assert answer.estimate[0] == 0
+    assert model.estimate[0] == 0
 
 
 def test_the_staleness_budget_ends_the_wait_and_is_the_reason():
@@ -83,7 +84,7 @@ def test_the_staleness_budget_ends_the_wait_and_is_the_reason():
         row = np.zeros((1, GRID.lags))
         np.add.at(row[0], np.minimum(rng.exponential(5, 30).astype(int), GRID.lags - 1), 1)
         trigger.on_slot(row)
-    answer = trigger.decide(12 * SLOTS, sampled(700))
+    answer, _ = decide(trigger, 12 * SLOTS, sampled(700))
     assert isinstance(answer, AnswerNow)
     assert not answer.met
     assert "staleness" in answer.reason
@@ -93,7 +94,7 @@ def test_a_sample_that_is_too_small_is_answered_at_once_with_the_reason():
     trigger = EarlyTrigger(1, GRID, SLOTS, AccuracyTarget(), "mean")
     steady(trigger, 20 * SLOTS)
     values = np.random.default_rng(2).gamma(2, 1, 560)
-    answer = trigger.decide(20 * SLOTS, sampled(560, values[:100]))
+    answer, _ = decide(trigger, 20 * SLOTS, sampled(560, values[:100]))
     assert isinstance(answer, AnswerNow)
     assert not answer.met
     assert answer.reason == SAMPLE_TOO_SMALL
@@ -108,7 +109,7 @@ def test_a_sample_that_is_too_small_with_the_stragglers_but_not_without_waits_fo
         trigger.on_slot(row)
     arrived = int(trigger.triangle.seen[0, :SLOTS].sum())
     values = rng.gamma(2, 1, arrived)
-    decisions = [trigger.decide(20 * SLOTS, sampled(arrived, values[:n])) for n in range(50, arrived + 1, 10)]
+    decisions = [decide(trigger, 20 * SLOTS, sampled(arrived, values[:n]))[0] for n in range(50, arrived + 1, 10)]
     kinds = [v.reason if isinstance(v, AnswerNow) else "wait" for v in decisions]
     first = [kinds.index(kind) for kind in (SAMPLE_TOO_SMALL, "wait", "")]
     assert first == sorted(first)
@@ -116,8 +117,8 @@ def test_a_sample_that_is_too_small_with_the_stragglers_but_not_without_waits_fo
 
 
 def test_counts_are_not_sampled_and_without_history_all_events_are_needed():
-    assert EarlyTrigger(1, GRID, SLOTS, AccuracyTarget(), "count").rates()[0, 0] == 0
-    assert EarlyTrigger(1, GRID, SLOTS, AccuracyTarget(), "mean").rates()[0, 0] == 1
+    for measure, rate in (("count", 0), ("mean", 1)):
+        assert TriggerBatch([EarlyTrigger(1, GRID, SLOTS, AccuracyTarget(), measure)]).rates().tolist() == [[rate]]
 
 
 def test_a_measure_without_a_bound_on_stragglers_is_refused_with_the_alternatives():

@@ -5,12 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from center.early.trigger import AnswerNow, EarlyTrigger
+from center.early.trigger import AnswerNow, EarlyTrigger, TriggerBatch
 from edgewater.arrivals import SlotGrid
 from edgewater.arrivals.targets import MEASURES, AccuracyTarget
 from edgewater.arrivals.window_model import WindowSample
-from edgewater.model.errors import CorruptSynopsis, UnsupportedVersion
+from edgewater.base.errors import CorruptSynopsis, UnsupportedVersion
 from edgewater.synopses.encoding.state import State
+from tests.center.early.lone_trigger import decide, learn
 from tests.examples import examples
 
 pytestmark = pytest.mark.slow
@@ -58,7 +59,7 @@ class World:
 
     def answer(self) -> None:
         trigger, rng = self.trigger, self.rng
-        rates = trigger.rates()
+        rates = TriggerBatch([trigger]).rates()
         arrived = rng.poisson(200, (self.sources, 1)).astype(float)
         count = np.floor(arrived * np.maximum(rates, 0.5))
         value = count * rng.normal(3, 0.1, count.shape)
@@ -66,10 +67,11 @@ class World:
         by_lag[:, :4] = count.sum(axis=1, keepdims=True) / 4
         ends = np.ones(count.shape), rng.uniform(5, 9, count.shape)
         sample = WindowSample(arrived, count, value, 12 * count, by_lag, *ends)
-        decision = trigger.decide(trigger.slot, sample)
+        decision, model = decide(trigger, trigger.slot, sample)
         self.decisions.append(repr(decision))
         if isinstance(decision, AnswerNow):
-            trigger.on_answered(sample, decision, (by_lag, 3 * by_lag, 12 * by_lag))
+            share = float(model.straggler_width[0] / model.estimate[0])
+            learn(trigger, sample, (by_lag, 3 * by_lag, 12 * by_lag), share)
 
 
 @examples(12)

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from center.budgets import AllocationPolicy, BudgetReport
+from center.budgets import BudgetReport
 from center.catalog import BudgetStateChange, Catalog
 from center.ingest.assignments import AssignmentPlan
 from center.ingest.budget_sync import BudgetSync
 from center.ingest.metrics import GatewayMetrics
 from center.ingest.status_writer import StatusWriter
-from edgewater.model.errors import StorageError
-from edgewater.model.streams import MIN_TIME_MS, EdgeId
+from edgewater.base.errors import StorageError
+from edgewater.base.streams import MIN_TIME_MS, EdgeId
 from edgewater.wire import QueryRef
 from tests.center.catalog_world import JFK, LGA, hello, spec
 from tests.center.gateway_world import on_a_loop
@@ -46,7 +46,6 @@ class World:
             self.catalog,
             StatusWriter(self.catalog, metrics, 1.0, lambda: self.now_ms),
             lambda: self.now_ms,
-            AllocationPolicy(),
         )
         for edge in (JFK, LGA):
             hello(self.catalog, edge)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -20,10 +22,10 @@ from center.ingest.frame_check import (
     FrameCheck,
 )
 from center.ingest.open_windows import OpenWindows
-from edgewater.arrivals import SubstreamStatistics, lag_groups
+from edgewater.arrivals import SubstreamStatistics, encode_report, lag_groups, read_report
+from edgewater.base.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.guard.frame_work import MAX_FRAME_WORK, PER_CLOSE
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.synopses import GroupedAggregate
 from edgewater.synopses.encoding import codec
 from edgewater.wire import (
@@ -40,9 +42,9 @@ from edgewater.wire import (
     Withheld,
 )
 from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire.frames import MAX_MESSAGES
+from edgewater.wire.frames import MAX_MESSAGES, arrivals_to_wire, body_to_wire
 from tests.center.gateway_world import JFK, MILES, RawEdge, center, eventually, on_a_loop, spec, synopsis
-from tests.center.kept_frames import kept_body, stored_body
+from tests.center.kept_frames import kept_body, read_frame, stored_body
 
 NOW_MS = 10_000_000
 INF, NAN = float("inf"), float("nan")
@@ -289,7 +291,7 @@ def test_arrivals_that_cannot_be_read_are_stated_as_lost() -> None:
 @pytest.mark.parametrize(
     ("sums", "said"),
     [
-        (np.zeros((3, 7)), "values in 7 lag groups"),
+        (None, "values in 7 lag groups"),
         ([[np.nan], [0.0], [0.0]], "number of sampled values"),
         ([[-1.0], [0.0], [0.0]], "number of sampled values"),
         ([[1.0], [np.inf], [np.inf]], ""),  # values of honest edges may be as large
@@ -302,11 +304,35 @@ def test_arrivals_that_the_estimates_of_no_query_can_use_are_stated_as_lost(sums
     assert check._schedule is not None
     statistics = SubstreamStatistics(check._schedule.grid, 10)
     width = int(lag_groups(statistics.grid.lags)[-1]) + 1
-    statistics.value_sums = sums if isinstance(sums, np.ndarray) else np.tile(np.array(sums), (1, width))
-    body = FrameBody(0, arrivals=Arrivals(NOW_MS, (statistics.to_state(),)))
+    state = statistics.to_state()
+    if sums is None:
+        state = state[:13] + struct.pack("<I", 7) + state[17:] + bytes(7 * 24)
+    else:
+        statistics.value_cells, statistics.value_sums = np.arange(width), np.tile(np.array(sums), (1, width))
+        state = statistics.to_state()
+    body = FrameBody(0, arrivals=Arrivals(NOW_MS, (state,)))
     kept = check.check(Frame.pack(3, MILES, body), NOW_MS)
     assert said in kept.message and (kept.reason is None) == (not said)
     assert (kept_body(kept).arrivals is None) == bool(said)
+
+
+@pytest.mark.parametrize("is_old", [True, False])
+def test_reports_of_this_release_and_of_edges_of_0_3_0_are_in_different_fields(is_old: bool) -> None:
+    """A center of 0.3.0 ignores the new field. In the old one it would take no arrivals for arrivals of nothing."""
+    early = spec(accuracy={"error": "5%", "measure": "miles"}, group_by=[], window={"tumbling": "1s"}, lateness="1s")
+    check = FrameCheck(early)
+    assert check._schedule is not None
+    grid = check._schedule.grid
+    statistics = SubstreamStatistics(grid, 10, cells=np.array([3, 70]), counts=np.array([2, 1]))
+    sent = Arrivals(NOW_MS, (statistics.to_state() if is_old else encode_report([statistics]),))
+    body = pb.FrameBody(arrivals=arrivals_to_wire(sent)) if is_old else body_to_wire(FrameBody(0, arrivals=sent))
+    assert body.HasField("arrivals") == is_old and body.HasField("report") != is_old
+    plain = body.SerializeToString(deterministic=True)
+    frame = Frame(3, MILES, plain, google_crc32c.value(plain), Encoding.PLAIN, len(plain))
+    kept = kept_body(check.check(frame, NOW_MS)).arrivals
+    assert kept is not None
+    (received,) = read_report(kept.substreams[0], grid)
+    assert received.arrivals().tolist() == statistics.arrivals().tolist()
 
 
 def test_arrivals_open_windows_as_records_do() -> None:
@@ -394,7 +420,7 @@ async def test_an_edge_that_comes_first_does_not_set_the_types_of_a_query(tmp_pa
         await evil.acked(0)
         await honest.send(Frame.pack(0, MILES, BODY))
         await honest.acked(0)
-        stored = [c.log.read(e.segment, e.offset, e.length) for e in c.catalog.frames.entries("miles@1", 0, 9)]
+        stored = [read_frame(c.log, e.segment, e.offset, e.length) for e in c.catalog.frames.entries("miles@1", 0, 9)]
         assert [len(s.partials) for s in stored] == [0, 1]
 
 

@@ -1,21 +1,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
 import grpc
+import pyarrow as pa
 import pytest
 
 from center.catalog import Catalog
 from center.storage.frame_log import FrameLog
 from center.storage.wake import SocketChannel, Topic, Waker
-from edgewater.model.streams import EdgeId
+from edgewater.base.streams import EdgeId
+from edgewater.model.lookups import digest_of
 from edgewater.wire import Frame, QueryRef
 from edgewater.wire import uplink_pb2 as pb
+from tests.center.catalog_world import acked_through
 from tests.center.gateway_world import JFK, MILES, RawEdge, center, eventually, frame, on_a_loop, spec
-from tests.center.kept_frames import stored_frame
+from tests.center.kept_frames import read_frame, stored_frame
 
 
 @on_a_loop
@@ -33,7 +37,7 @@ async def test_a_frame_is_acknowledged_once_it_is_durable_and_indexed_and_not_be
         await edge.acked(0)
         assert c.entries() == [("jfk", 0)]
         (entry,) = c.catalog.frames.entries("miles@1", 0, 1)
-        assert c.log.read(entry.segment, entry.offset, entry.length) == stored_frame(frame(0))
+        assert read_frame(c.log, entry.segment, entry.offset, entry.length) == stored_frame(frame(0))
         assert entry.received_at_ms == c.clock[0]
 
 
@@ -104,9 +108,7 @@ async def test_a_frame_of_an_unknown_or_deleted_query_is_acknowledged_counted_an
         assert c.entries() == [("jfk", 0)]
         assert c.catalog.frames.last_positions() == {"miles@1": 1}
         assert c.gateway.metrics.frames.labels("discarded")._value.get() == 2
-        assert c.catalog.frames.acked_through(JFK, "i1") == 2, (
-            "the edge has let go of them: they are not asked for again"
-        )
+        assert acked_through(c.catalog, JFK, "i1") == 2, "the edge has let go of them: they are not asked for again"
 
 
 @on_a_loop
@@ -147,7 +149,7 @@ async def test_segments_that_nobody_will_ever_read_are_removed_at_the_start(tmp_
         assert queries_on_disk(c.log) == ["ended@1", "miles@1", "miles@1"]
         assert list((tmp_path / "log").rglob("*.part")) == []
         for entry in (*c.catalog.frames.entries("ended@1", 0, 9), *c.catalog.frames.entries("miles@1", 0, 9)):
-            assert c.log.read(entry.segment, entry.offset, entry.length).seq == entry.seq
+            assert read_frame(c.log, entry.segment, entry.offset, entry.length).seq == entry.seq
 
 
 def queries_on_disk(log: FrameLog) -> list[str]:
@@ -212,6 +214,44 @@ async def test_a_query_registered_in_the_catalog_reaches_a_connected_edge(tmp_pa
         assert (query.name, query.version) == ("miles", 1)
         await asyncio.to_thread(c.catalog.queries.delete, "miles", 2)
         assert len((await edge.until("queries")).queries.queries) == 0
+
+
+@on_a_loop
+async def test_the_rows_of_a_table_are_sent_once_and_not_to_an_edge_that_has_them(tmp_path: Path) -> None:
+    def put(name: str) -> None:
+        c.catalog.tables.put("names", "carrier", pa.table({"carrier": ["UA"], "name": [name]}), c.clock[0])
+
+    async def next_queries(count: int) -> list[set[int]]:
+        """The digests of the next queries, with rows left out."""
+        queries = (await edge.until("queries", lambda message: len(message.queries) == count)).queries.queries
+        assert not any("rows" in lookup for q in queries for lookup in json.loads(q.spec)["lookup"].values())
+        return [set(q.tables.values()) for q in queries]
+
+    def sent() -> list[int]:
+        return [digest_of(m.table.rows) for m in edge.received if m.HasField("table")]
+
+    async with center(tmp_path) as c:
+        put("United")
+        wanted = [spec(name, lookup={"names": {"key": "carrier"}}, group_by=["name"]) for name in ("miles", "more")]
+        await asyncio.to_thread(c.catalog.queries.register, wanted[0], 1)
+        async with RawEdge(c.port) as edge:
+            await edge.hello()
+            (digests,) = await next_queries(1)
+            assert sent() == [*digests]
+            await asyncio.to_thread(c.catalog.queries.register, wanted[1], 1)
+            assert await next_queries(2) == [digests, digests]
+            assert sent() == [*digests], "the same rows for both queries"
+        async with RawEdge(c.port) as edge:
+            await edge.hello(tables=digests)
+            assert await next_queries(2) == [digests, digests]
+            assert sent() == []
+            await asyncio.to_thread(put, "Unified")
+            later = set.union(*await next_queries(4))
+            assert sent() == [*(later - digests)] and digests < later
+        async with RawEdge(c.port) as edge:
+            await edge.hello(tables=[1, 2])
+            await next_queries(4)
+            assert {*sent()} == later, "another center may have given other tables"
 
 
 @on_a_loop
@@ -350,6 +390,9 @@ async def test_heartbeats_and_statuses_reach_the_catalog_and_each_heartbeat_is_e
         assert record.watermarks == {"flights": 77, "trains": 1 << 62}
         assert (record.records, record.drops, record.clock_offset_ms) == ({"flights": 5, "trains": 6}, {"late": 2}, 10)
         assert c.catalog.queries.statuses(MILES)[JFK].message == "no column"
+        refused.message = "lookup: {'halls': {'rows': 'eJ… is not accepted; unknown key; expected one of the keys name"
+        await edge.call.write(pb.FromEdge(query_status=refused))
+        await eventually(lambda: "0.3.0, which has no `lookup`" in c.catalog.queries.statuses(MILES)[JFK].message)
         assert record.connected
         await edge.call.write(pb.FromEdge(goodbye=pb.Goodbye(reason="done")))
         await eventually(lambda: not c.catalog.edges.get(JFK).connected)
@@ -362,7 +405,8 @@ async def test_what_sources_reject_and_columns_without_values_are_known_and_alar
 
     async def beat(records: int, *columns: str) -> None:
         progress = pb.StreamProgress(stream="flights")
-        progress.rejected.add(source="flights:http", reason="wrong-type", records=records)
+        first = '{"carrier":"AA"}: distance: got \'far\'; expected int64 such as 42'
+        progress.rejected.add(source="flights:http", reason="wrong-type", records=records, first=first)
         for column in columns:
             progress.null_columns.add(source="flights:http", column=column)
         await edge.call.write(pb.FromEdge(heartbeat=pb.Heartbeat(streams=[progress], sent_at_ms=c.clock[0])))
@@ -383,7 +427,9 @@ async def test_what_sources_reject_and_columns_without_values_are_known_and_alar
         await beat((1 << 64) - 1, "distance")
         await eventually(lambda: alarms() == [("column-null", 1), ("records-rejected", 2)])
         alarm = next(a for a in c.catalog.alarms.latest() if a.kind == "records-rejected")
-        assert alarm.edge == JFK and all(part in alarm.message for part in ("flights:http", "wrong-type"))
+        assert alarm.edge == JFK and all(
+            part in alarm.message for part in ("flights:http", "wrong-type", "AA", "distance: got 'far'")
+        )
         assert list(map(tuple, c.catalog.edges.get(JFK).null_columns["flights"])) == [("flights:http", "distance")]
 
 
@@ -451,6 +497,21 @@ async def test_two_gateways_over_one_catalog_and_log_count_each_frame_once(tmp_p
         assert b.entries() == [("jfk", n) for n in range(30)]
         assert [e.position for e in a.catalog.frames.entries("miles@1", 0, 99)] == list(range(1, 31))
         for entry in a.catalog.frames.entries("miles@1", 0, 99):
-            assert a.log.read(entry.segment, entry.offset, entry.length) == stored_frame(frame(entry.seq))
+            assert read_frame(a.log, entry.segment, entry.offset, entry.length) == stored_frame(frame(entry.seq))
         kinds = [c.gateway.metrics.frames.labels("new")._value.get() for c in (a, b)]
         assert sum(kinds) == 30
+
+
+@on_a_loop
+async def test_edges_that_name_one_link_get_equal_shares_of_it(tmp_path: Path) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as first, RawEdge(c.port) as second:
+        c.catalog.queries.register(spec(), 1)
+        for name, edge in (("a", first), ("b", second)):
+            await edge.hello(name, link="ship-42")
+            load = pb.LinkReport.QueryLoad(query="miles", query_version=1, sent_bytes=100)
+            report = pb.LinkReport(low_bytes_s=4_000, high_bytes_s=5_000, queries=[load])
+            await edge.call.write(pb.FromEdge(link_report=report))
+        for edge in (first, second):
+            await edge.until("link_share", lambda share: share.bytes_s == 2_000)
+        stored = c.catalog.links.of([EdgeId("a")])[EdgeId("a")]
+        assert stored.low_bytes_s == 4_000 and stored.loads == {MILES: (100.0, 0.0)}

@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from edgewater.model.streams import EdgeId
+from edgewater.base.streams import EdgeId
 from edgewater.wire import uplink_pb2 as pb
 from tests.center.gateway_world import RawEdge, center, eventually, on_a_loop, spec
 

@@ -17,15 +17,17 @@ from starlette.applications import Starlette
 
 from center.api.models import stream_columns
 from center.catalog import Catalog
-from center.ingest.gateway import Gateway, GatewayConfig
+from center.config import CenterConfig
+from center.ingest.gateway import Gateway
 from center.ingest.group_commit import LAG_MS
 from center.storage.frame_log import FrameLog
-from edgewater.model.errors import InvalidConfig, StorageError
+from edgewater.base.errors import InvalidConfig, StorageError
 from edgewater.runtime.health import health_routes
 from edgewater.wire import Encoding, QueryRef
 from edgewater.wire import uplink_pb2 as pb
 from tests.center.gateway_world import JFK, MILES, Center, RawEdge, center, eventually, frame, on_a_loop, spec, tokens
-from tests.center.kept_frames import stored_frame
+from tests.center.kept_frames import read_frame, stored_frame
+from tests.refusals import refused
 
 
 @on_a_loop
@@ -169,8 +171,8 @@ async def test_only_the_owner_of_a_token_is_let_in_and_only_under_its_own_id(tmp
 @on_a_loop
 async def test_without_credentials_only_this_machine_is_served(tmp_path: Path) -> None:
     catalog = Catalog(f"sqlite:///{tmp_path}/c.db")
-    gateway = Gateway(catalog, FrameLog(tmp_path / "log"), GatewayConfig(), lambda: 0)
-    with pytest.raises(InvalidConfig, match=r"gateway\.listen: '0\.0\.0\.0:0'.*loopback"):
+    gateway = Gateway(catalog, FrameLog(tmp_path / "log"), CenterConfig(), lambda: 0)
+    with refused(InvalidConfig, "gateway.listen"):
         await gateway.start("0.0.0.0:0")
     await gateway.stop()
     catalog.close()
@@ -179,8 +181,8 @@ async def test_without_credentials_only_this_machine_is_served(tmp_path: Path) -
 @on_a_loop
 async def test_a_port_that_somebody_has_is_refused_by_name(tmp_path: Path) -> None:
     async with center(tmp_path) as c:
-        second = Gateway(c.catalog, FrameLog(tmp_path / "log2"), GatewayConfig(), lambda: 0)
-        with pytest.raises(InvalidConfig, match=f"127.0.0.1:{c.port}"):
+        second = Gateway(c.catalog, FrameLog(tmp_path / "log2"), CenterConfig(), lambda: 0)
+        with refused(InvalidConfig, "gateway.listen"):
             await second.start(f"127.0.0.1:{c.port}")
         await second.stop()
 
@@ -214,7 +216,7 @@ async def test_a_disk_that_is_full_costs_time_and_no_frame(tmp_path: Path, where
         await edge.acked(2)
         assert c.entries() == [("jfk", n) for n in range(3)]
         for entry in c.catalog.frames.entries("miles@1", 0, 9):
-            assert c.log.read(entry.segment, entry.offset, entry.length).seq == entry.seq
+            assert read_frame(c.log, entry.segment, entry.offset, entry.length).seq == entry.seq
         assert c.gateway.readiness() == []
 
 
@@ -234,7 +236,7 @@ async def test_a_center_killed_between_log_and_index_takes_the_frame_again_and_c
         await edge.send(frame(0))
         await edge.acked(0)
         (entry,) = c.catalog.frames.entries("miles@1", 0, 9)
-        assert c.log.read(entry.segment, entry.offset, entry.length) == stored_frame(frame(0))
+        assert read_frame(c.log, entry.segment, entry.offset, entry.length) == stored_frame(frame(0))
 
 
 @on_a_loop

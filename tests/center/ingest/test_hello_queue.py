@@ -16,8 +16,9 @@ from center.ingest import hello_queue
 from center.ingest.hello_queue import HelloQueue
 from center.ingest.limits import TryLater
 from center.ingest.metrics import GatewayMetrics
-from edgewater.model.errors import EdgewaterError, Retired, StorageError
-from edgewater.model.streams import EdgeId
+from edgewater.base.errors import EdgewaterError, Retired, StorageError
+from edgewater.base.streams import EdgeId
+from tests.center.catalog_world import begin_session
 from tests.center.gateway_world import on_a_loop
 
 
@@ -63,7 +64,7 @@ def start(edge: str, incarnation: str = "i1", oldest: int = 1) -> SessionStart:
 async def test_hellos_that_wait_are_begun_together_each_with_its_own_outcome(tmp_path: Path) -> None:
     catalog = HeldCatalog(tmp_path)
     catalog.open.set()
-    catalog.edges.begin_session(EdgeId("gone"), "i1", labels={}, streams=(), oldest_seq=1, next_seq=1, now_ms=1)
+    begin_session(catalog, SessionStart(EdgeId("gone"), "i1", {}, (), oldest_seq=1, next_seq=1, now_ms=1))
     catalog.edges.retire(EdgeId("gone"))
     catalog.open.clear()
     catalog.entered.clear()
@@ -94,7 +95,7 @@ async def test_a_catalog_that_refuses_fails_the_hellos_of_the_batch_and_the_next
     async with queue(catalog) as (hellos, _):
         with monkeypatch.context() as broken:
             broken.setattr(catalog.edges, "begin_sessions", _refuse)
-            with pytest.raises(StorageError, match="disk is full"):
+            with pytest.raises(StorageError):
                 await hellos.begin(start("a"))
         assert await hellos.begin(start("a")) is None
 

@@ -20,9 +20,9 @@ from center.ingest.frame_check import CheckedFrame
 from center.ingest.frame_validator import LOOP_BYTES, FrameValidator
 from center.ingest.metrics import GatewayMetrics
 from center.ingest.status_writer import MAX_STATUSES, StatusWriter
+from edgewater.base.streams import EdgeId
 from edgewater.guard.frame_work import MAX_FRAME_WORK, STATEMENTS_PER_UNIT
 from edgewater.model.edge_records import QueryStatusRecord
-from edgewater.model.streams import EdgeId
 from edgewater.wire import Frame, FrameBody, Partial, QueryRef, SliceClose, uplink_pb2_grpc
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import Encoding

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from center.ingest.open_windows import MAX_STEPS, OpenWindows, SliceSet
+from edgewater.base.streams import MIN_TIME_MS
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import MIN_TIME_MS
 from edgewater.wire import Frame, FrameBody, InputLoss, Partial, SliceClose
 from tests.center.gateway_world import JFK, MILES, RawEdge, center, on_a_loop, spec, synopsis
 from tests.center.kept_frames import stored_body
@@ -105,7 +105,7 @@ async def test_at_a_gateway_what_is_refused_is_a_stated_loss_and_the_honest_edge
 
     # Alarms are written when this test asks for it: of those between two writes the last one is kept.
     async with (
-        center(tmp_path, open_windows=50, heartbeat_ms=60_000) as c,
+        center(tmp_path, open_windows=50, write_ms=60_000) as c,
         RawEdge(c.port) as evil,
         RawEdge(c.port) as honest,
     ):

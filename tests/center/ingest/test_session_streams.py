@@ -13,10 +13,14 @@ from edgewater.wire import Frame, FrameBody, Partial
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.session_stream import LEAST_WINDOW_LOG, MOST_WINDOW_LOG, SessionPacker, unpacker_bytes
 from tests.center.gateway_world import MILES, Center, RawEdge, center, eventually, frame, on_a_loop, spec, synopsis
-from tests.center.kept_frames import stored_frame
+from tests.center.kept_frames import read_frame, stored_frame
 
 NOTHING = b"\x28\xb5\x2f\xfd\x00\x48" + b"\x00\x00\x00" * 1_000_000
 """A zstd frame of empty blocks."""
+
+
+def pack(packer: SessionPacker, message: pb.FromEdge) -> pb.FromEdge:
+    return packer.pack(message.SerializeToString())[0]
 
 
 def many_groups(seq: int, groups: int = 2_000) -> Frame:
@@ -35,14 +39,14 @@ async def test_frames_of_a_stream_are_stored_as_those_that_come_alone_and_counte
         packer, sent = SessionPacker(welcome.window_log, 3), [frame(0), many_groups(1), many_groups(2)]
         sizes = []
         for each in sent:
-            packed = packer.pack(pb.FromEdge(frame=each.plain().to_wire()))
+            packed = pack(packer, pb.FromEdge(frame=each.plain().to_wire()))
             sizes.append(packed.ByteSize())
             await edge.call.write(packed)
         await edge.acked(2)
         # Other messages may come between.
         await edge.send(frame(3))
         together = [many_groups(n).plain().to_wire() for n in (4, 5)]
-        packed = packer.pack(pb.FromEdge(frames=pb.Frames(frames=together)))
+        packed = pack(packer, pb.FromEdge(frames=pb.Frames(frames=together)))
         await edge.call.write(packed)
         await edge.acked(5)
         entries = c.catalog.frames.entries("miles@1", 0, 1 << 40)
@@ -50,7 +54,7 @@ async def test_frames_of_a_stream_are_stored_as_those_that_come_alone_and_counte
         assert [e.wire_bytes for e in entries[:3]] == pytest.approx(sizes, abs=2)
         assert sizes[2] < sizes[1] / 5 < entries[2].plain_bytes / 5
         assert sum(e.wire_bytes for e in entries[4:]) == pytest.approx(packed.ByteSize(), abs=4)
-        stored = [c.log.read(e.segment, e.offset, e.length) for e in entries]
+        stored = [read_frame(c.log, e.segment, e.offset, e.length) for e in entries]
         assert stored[:3] == [stored_frame(each) for each in sent]
         assert entries[1].length < entries[1].plain_bytes / 2, "the log compresses by itself"
 
@@ -62,9 +66,7 @@ async def test_frames_of_a_stream_are_stored_as_those_that_come_alone_and_counte
         pytest.param(pb.Packed(data=b"", plain_bytes=1 << 31), "expected at most", id="a large one"),
         pytest.param(pb.Packed(data=NOTHING), "expected at most", id="much that is nothing"),
         pytest.param(pb.Packed(data=b"\x50\x2a\x4d\x18" + NOTHING[:4], plain_bytes=1), "", id="a skipped frame"),
-        pytest.param(
-            SessionPacker(MOST_WINDOW_LOG, 3).pack(pb.FromEdge(hello=pb.Hello())).packed, "contains a hello", id="hello"
-        ),
+        pytest.param(pack(SessionPacker(16, 3), pb.FromEdge(hello=pb.Hello())).packed, "contains a hello", id="hello"),
     ],
 )
 @on_a_loop
@@ -78,7 +80,7 @@ async def test_a_wrong_stream_ends_its_session_and_no_other(tmp_path: Path, pack
         assert (status, code) == (grpc.StatusCode.DATA_LOSS, "corrupt-frame")
         assert "edge jfk, incarnation " in text and reason in text
         packer = SessionPacker(MOST_WINDOW_LOG, 3)
-        await other.call.write(packer.pack(pb.FromEdge(frame=frame(0).plain().to_wire())))
+        await other.call.write(pack(packer, pb.FromEdge(frame=frame(0).plain().to_wire())))
         await other.acked(0)
         async with RawEdge(c.port) as again:
             await again.hello()
@@ -92,7 +94,7 @@ async def test_limits_of_messages_hold_for_what_is_in_a_stream(tmp_path: Path) -
         c.catalog.queries.register(spec(), 1)
         await edge.hello()
         large = pb.FromEdge(heartbeat=pb.Heartbeat(drops={"x" * limits.CONTROL_BYTES: 1}))
-        packed = SessionPacker(MOST_WINDOW_LOG, 3).pack(large)
+        packed = pack(SessionPacker(MOST_WINDOW_LOG, 3), large)
         assert packed.ByteSize() < 1_000
         await edge.call.write(packed)
         assert (await edge.refusal())[:2] == (grpc.StatusCode.RESOURCE_EXHAUSTED, "limit-exceeded")
@@ -106,7 +108,7 @@ async def test_without_memory_for_streams_they_are_not_permitted_and_frames_come
             assert (await edge.hello()).window_log == 0
             await edge.send(frame(0))
             await edge.acked(0)
-            await edge.call.write(SessionPacker(16, 3).pack(pb.FromEdge(heartbeat=pb.Heartbeat())))
+            await edge.call.write(pack(SessionPacker(16, 3), pb.FromEdge(heartbeat=pb.Heartbeat())))
             status, code, _ = await edge.refusal()
             assert (status, code) == (grpc.StatusCode.FAILED_PRECONDITION, "protocol")
 

@@ -10,9 +10,9 @@ import pytest
 from center.catalog import Catalog, SessionStart
 from center.ingest.metrics import GatewayMetrics
 from center.ingest.status_writer import MAX_HEARTBEATS, StatusWriter
+from edgewater.base.errors import StorageError
+from edgewater.base.streams import EdgeId
 from edgewater.model.edge_records import EdgeRecord, HeartbeatRecord
-from edgewater.model.errors import StorageError
-from edgewater.model.streams import EdgeId
 from tests.center.catalog_world import FLIGHTS, JFK, LGA, spec
 
 
@@ -83,6 +83,17 @@ def test_an_edge_that_falls_silent_is_unreachable_since_it_was_heard_last_and_re
     assert gateway.edge().reachable(9_000) and gateway.edge().last_seen_ms == 9_000
 
 
+def test_frames_are_a_sign_of_life(gateway: Heard) -> None:
+    gateway.begin([JFK])
+    gateway.at(2_000, JFK)
+    for now_ms in range(3_000, 20_001, 1_000):
+        gateway.writer.heard(JFK, now_ms)
+        gateway.at(now_ms)
+        assert gateway.edge().reachable(now_ms)
+    gateway.at(26_000)
+    assert not gateway.edge().reachable(26_000) and gateway.edge().last_seen_ms == 20_000
+
+
 def test_edges_that_fall_silent_and_come_back_in_one_interval_are_written_together(gateway: Heard) -> None:
     quiet = EdgeId("quiet")
     gateway.begin([JFK, LGA, quiet])
@@ -109,7 +120,7 @@ def test_what_was_written_before_a_failure_is_not_written_again(
         failing.setattr(gateway.catalog.edges, "record_silence", fail)
         for now_ms in (2_000, 3_000, 4_000):
             gateway.at(now_ms, JFK)
-    assert sum("the disk is full" in record.message for record in caplog.records) == 1, "once per outage"
+    assert sum("the disk is full" in record.getMessage() for record in caplog.records) == 1, "once per outage"
     gateway.at(5_000, JFK)
     (alarm,) = gateway.catalog.alarms.latest()
     assert alarm.times == 1

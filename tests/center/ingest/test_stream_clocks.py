@@ -10,7 +10,7 @@ import pytest
 
 from center.config import CenterConfig, StreamSection
 from center.ingest.stream_rules import CLOCK_LEAD_MS
-from edgewater.model.streams import MAX_TIME_MS
+from edgewater.base.streams import MAX_TIME_MS
 from edgewater.wire import uplink_pb2 as pb
 from tests.center.gateway_world import JFK, RawEdge, center, eventually, on_a_loop, tokens
 

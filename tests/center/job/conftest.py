@@ -11,18 +11,22 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from center.catalog import Catalog, UnindexedFrame
+from center.catalog import Catalog, SessionStart, UnindexedFrame
+from center.config import CenterConfig
+from center.job.merge import MergeTask
 from center.results import ResultStore
+from center.storage.delta_segments import DeltaSegments
 from center.storage.frame_facts import split_body
 from center.storage.frame_log import FrameLog, StoredFrame
 from edgewater.answers import Cause, Phase
+from edgewater.base.streams import LIVE, MAX_TIME_MS, EdgeId
 from edgewater.guard.frame_work import PER_CLOSE, PER_MEASURE, PER_PARTIAL
 from edgewater.model.edge_records import StreamRecord
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import query_key
-from edgewater.model.streams import LIVE, MAX_TIME_MS, EdgeId
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import Frame, FrameBody, Partial, QueryRef, SliceClose
+from tests.center.catalog_world import begin_session
 
 COLUMNS = {"url": pa.string(), "bytes": pa.int64()}
 WINDOW_MS = 1000
@@ -67,6 +71,10 @@ class World:
         self.catalog_url = self.database or f"sqlite:///{self.path}/catalog.db"
         self.results_url = self.database or f"sqlite:///{self.path}/results.db"
         self.log_dir = self.path / "log"
+        self.segments = DeltaSegments(self.log_dir / "deltas")
+        self.task = MergeTask(self.log_dir, self.segments)
+        urls = {"catalog_url": self.catalog_url, "results_url": self.results_url}
+        self.config = CenterConfig.from_mapping({"data_dir": str(self.path), **urls})
         self.catalog = Catalog(self.catalog_url)
         self.store = ResultStore(self.results_url)
         self.log = FrameLog(self.log_dir)
@@ -74,8 +82,8 @@ class World:
         self._next_seq = dict.fromkeys(self.edges, 0)
         for edge in self.edges:
             streams = (StreamRecord("downloads", COLUMNS, LIVE),)
-            self.catalog.edges.begin_session(
-                edge, "i1", labels={}, streams=streams, oldest_seq=0, next_seq=1 << 32, now_ms=self.now, session="s"
+            begin_session(
+                self.catalog, SessionStart(edge, "i1", {}, streams, 0, next_seq=1 << 32, now_ms=self.now, session="s")
             )
 
     def clock(self) -> int:

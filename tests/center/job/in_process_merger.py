@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from center.job.loop_core import Fault, Lane
-from center.job.merge import Part, PartOutcome, merge_part, warm_task
+from center.job.merge import MergeTask, Part, PartOutcome, warm_task
 from center.job.merger import TasksFailed
 
 
@@ -18,15 +18,17 @@ class InProcessMerger:
         kills: whether a part ends the worker that reads it.
     """
 
-    def __init__(self, log_dir: str, kills: Callable[[Part], bool] = lambda _: False) -> None:
-        self._log_dir, self._kills = log_dir, kills
+    def __init__(self, task: MergeTask, kills: Callable[[Part], bool] = lambda _: False) -> None:
+        self._task, self._kills = task, kills
 
-    def submit(self, number: int, parts: Sequence[Part], lane: Lane, description: str) -> Future[list[PartOutcome]]:
+    def submit(
+        self, number: int, parts: Sequence[Part], lane: Lane, description: str, prefix: str
+    ) -> Future[list[PartOutcome]]:
         done: Future[list[PartOutcome]] = Future()
         if any(self._kills(part) for part in parts):
             done.set_exception(TasksFailed(Fault.FRAMES, "a worker was ended by SIGSEGV"))
         else:
-            done.set_result([merge_part(self._log_dir, pickle.loads(pickle.dumps(part))) for part in parts])
+            done.set_result([self._task.merge(prefix, pickle.loads(pickle.dumps(part))) for part in parts])
         return done
 
     def probe(self) -> Future[None]:

@@ -8,8 +8,9 @@ import sys
 import threading
 from pathlib import Path
 
+from center.config import CenterConfig
 from center.job.admission import BatchLimits
-from center.job.job import JobConfig, run_job
+from center.job.job import Job
 
 if __name__ == "__main__":
     path, frames, keep_frames_ms = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
@@ -17,13 +18,6 @@ if __name__ == "__main__":
     logging.getLogger("center").setLevel(logging.DEBUG)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    config = JobConfig(
-        f"sqlite:///{path}/catalog.db",
-        f"sqlite:///{path}/results.db",
-        path / "log",
-        path / "work",
-        limits=BatchLimits(frames=frames),
-        keep_frames_ms=keep_frames_ms,
-    )
-    run_job(config, stop)
+    config = CenterConfig.from_mapping({"data_dir": str(path), "retention": {"frames": f"{keep_frames_ms}ms"}})
+    Job(config, limits=BatchLimits(frames=frames)).run(stop)
     print("stopped", flush=True)

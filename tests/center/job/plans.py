@@ -9,8 +9,9 @@ from typing import Any
 
 from center.job.admission import BatchLimits
 from center.job.batch_applier import BatchApplier
+from center.job.delta_sweep import MAX_UNAPPLIED_BYTES, DeltaSweep
 from center.job.frame_retention import FrameRetention
-from center.job.ledger_writer import CatalogEvents, LedgerWriter
+from center.job.ledger_writer import LedgerWriter
 from center.job.loop_core import FIRST_DELAY_S, Lane
 from center.job.merge import Frame, Part, PartOutcome
 from center.job.merge_loop import MergeLoop
@@ -18,10 +19,10 @@ from center.job.merger import Merger
 from center.job.metrics import JobMetrics
 from center.job.planner import FramePlanner
 from center.ledger import Ledger
-from center.results import COSTLY_MS, ResultStore
+from center.results import COSTLY_MS, MAX_ANSWER_BYTES, ResultStore
+from center.storage.delta_segments import SpanPart
 from center.storage.frame_log import FrameLog
 from center.storage.progress import DriverProgress, NoProgress
-from center.storage.slice_spans import SpilledSpan
 from edgewater.synopses import plugins
 from edgewater.synopses.encoding import codec
 from tests.center.job.conftest import synopsis
@@ -91,9 +92,11 @@ class Recorded:
         self.submitted: list[tuple[Lane, int]] = []
         self.futures: list[Future[Any]] = []
 
-    def submit(self, number: int, parts: Sequence[Part], lane: Lane, description: str) -> Future[list[PartOutcome]]:
-        self.submitted.append((lane, sum(0 if isinstance(part, SpilledSpan) else len(part) for part in parts)))
-        submitted = self._merger.submit(number, parts, lane, description)
+    def submit(
+        self, number: int, parts: Sequence[Part], lane: Lane, description: str, prefix: str
+    ) -> Future[list[PartOutcome]]:
+        self.submitted.append((lane, sum(0 if isinstance(part, SpanPart) else len(part) for part in parts)))
+        submitted = self._merger.submit(number, parts, lane, description, prefix)
         self.futures.append(submitted)
         return submitted
 
@@ -127,9 +130,11 @@ class Plans:
         kills: Callable[[Sequence[Frame]], bool] = lambda _: False,
         merger: Merger | None = None,
         costly_ms: float = COSTLY_MS,
+        max_answer_bytes: int = MAX_ANSWER_BYTES,
+        most_unapplied_bytes: int = MAX_UNAPPLIED_BYTES,
     ) -> None:
-        self._costly_ms = costly_ms
-        self.merger = Recorded(merger or InProcessMerger(str(world.log_dir), kills))
+        self._costly_ms, self.max_answer_bytes, self._most_unapplied = costly_ms, max_answer_bytes, most_unapplied_bytes
+        self.merger = Recorded(merger or InProcessMerger(world.task, kills))
         self.world, self._keep_frames_ms, self._limits, self._progress = world, keep_frames_ms, limits, progress
         self.seconds = 0.0
         self._open()
@@ -137,10 +142,12 @@ class Plans:
     def _open(self) -> None:
         world = self.world
         self.metrics, self.ledger = JobMetrics(), Ledger()
-        self.store = ResultStore(world.results_url, costly_ms=self._costly_ms)
+        self.store = ResultStore(
+            world.results_url, self.max_answer_bytes, costly_ms=self._costly_ms, segments=world.segments
+        )
         self.store.load_ledger(self.ledger)
         self.writer = LedgerWriter(
-            self.ledger, self.store, CatalogEvents(world.catalog), self.metrics, now_ms=world.clock,
+            self.ledger, self.store, world.catalog, self.metrics, now_ms=world.clock,
             progress=self._progress,
         )  # fmt: skip
         self.applier = BatchApplier(self.writer, world.catalog, self.metrics, world.log_dir, now_ms=world.clock)
@@ -148,8 +155,9 @@ class Plans:
         retention = FrameRetention(
             world.catalog, self.store, FrameLog(world.log_dir), keep_ms=self._keep_frames_ms, every_ms=0
         )
+        sweep = DeltaSweep(self.store, self.metrics, every_ms=0, most_bytes=self._most_unapplied)
         self.loop = MergeLoop(
-            planner, self.applier, self.merger, 2, lambda: retention.run(world.clock()), now_ms=world.clock,
+            planner, self.applier, self.merger, 2, lambda: retention.run(world.clock()), sweep, now_ms=world.clock,
             monotonic=lambda: self.seconds,
         )  # fmt: skip
         self.writer.on_awaited = self.loop.want_answers

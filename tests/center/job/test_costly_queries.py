@@ -18,7 +18,7 @@ from center.job.merge import Part, PartOutcome
 from center.job.merge_loop import MergeLoop
 from center.job.merger import TasksFailed
 from center.ledger import Emission, answer_work
-from center.results import COSTLY_MS, store, writes
+from center.results import COSTLY_MS, MAX_ANSWER_BYTES, store, writes
 from center.results import schema as t
 from center.results.writes import MAX_SIDE_BY_SIDE
 from edgewater.model.query import QuerySpec
@@ -59,15 +59,15 @@ def assert_only_evil_is_set_aside(world: World, job: Plans, evil: QueryRef, why:
 
 def test_an_answer_that_is_too_large_costs_only_its_query_which_goes_on_with_a_larger_maximum(world: World) -> None:
     evil, honest = world.register("evil", "honest")
-    job = Plans(world)
-    job.store.max_answer_bytes = 1_000
+    job = Plans(world, max_answer_bytes=1_000)
     ship_windows(world, evil, 1, MANY)
     ship_windows(world, honest, 3, ["/a", "/b"])
     for ref in (evil, honest):
         world.end(ref)
     truth = world.truth.copy()
     job.run()
-    assert_only_evil_is_set_aside(world, job, evil, "expected at most spark.max_answer")
+    assert_only_evil_is_set_aside(world, job, evil, "expected at most spark.max_answer_bytes")
+    job.max_answer_bytes = MAX_ANSWER_BYTES
     job.restart()
     job.run()
     world.truth.update({key: count for key, count in truth.items() if key[0] == evil})
@@ -129,7 +129,7 @@ def test_costly_answers_are_merged_by_tasks_and_equal_the_others(world: World, i
     assert {phase for phase, _ in totals(world, costly).values()} == {"final"}
     if not is_sliding:
         assert world.answers() == world.truth
-    assert not list(world.log_dir.glob("commits/answer-*")), "their files are deleted"
+    assert world.segments.files() == [], "they are small"
 
 
 def test_slices_with_too_many_deltas_are_merged_by_tasks_before_the_answer(world: World) -> None:
@@ -158,7 +158,7 @@ def test_a_driver_that_is_killed_while_tasks_merge_an_answer_loses_and_falsifies
         raise KeyboardInterrupt
 
     places = {
-        "when they are wanted": (LedgerWriter, "spill"),
+        "when they are wanted": (LedgerWriter, "parts"),
         "when they are merged": (MergeLoop, "_give"),
         "before they are written": (store, "write_answers"),
     }
@@ -192,14 +192,14 @@ def test_a_merge_of_answers_that_ends_workers_pauses_its_query_and_another_failu
     evil, honest = world.register("evil", "honest")
 
     class Fails(InProcessMerger):
-        def submit(self, number: int, parts: Sequence[Part], lane: Lane, description: str) -> Future[list[PartOutcome]]:
+        def submit(self, number: int, parts: Sequence[Part], lane: Lane, *more: str) -> Future[list[PartOutcome]]:
             if lane is not Lane.ANSWER:
-                return super().submit(number, parts, lane, description)
+                return super().submit(number, parts, lane, *more)
             failed: Future[list[PartOutcome]] = Future()
             failed.set_exception(TasksFailed(fault, "a worker was ended"))
             return failed
 
-    job = Plans(world, costly_ms=0.0, merger=Fails(str(world.log_dir)))
+    job = Plans(world, costly_ms=0.0, merger=Fails(world.task))
     two_batches(world, job, evil, 1)
     world.end(evil)
     ship_windows(world, honest, 1, ["/a"])
@@ -219,8 +219,7 @@ def test_a_merge_of_answers_that_ends_workers_pauses_its_query_and_another_failu
 
 def test_a_costly_answer_above_the_maximum_costs_only_its_query(world: World) -> None:
     evil, honest = world.register("evil", "honest")
-    job = Plans(world, costly_ms=0.0)
-    job.store.max_answer_bytes = 1_000
+    job = Plans(world, costly_ms=0.0, max_answer_bytes=1_000)
     for urls in (MANY[:100], MANY[100:]):
         world.ship_records(world.edges[0], evil, 0, urls)
         job.run()
@@ -229,8 +228,9 @@ def test_a_costly_answer_above_the_maximum_costs_only_its_query(world: World) ->
         world.end(ref)
     job.run()
     (alarm,) = world.catalog.alarms.latest(query="evil@1")
-    assert alarm.kind == "query-failing" and "spark.max_answer" in alarm.message
+    assert alarm.kind == "query-failing" and "spark.max_answer_bytes" in alarm.message
     assert {ref for ref, *_ in world.answers()} == {honest}
+    job.max_answer_bytes = MAX_ANSWER_BYTES
     job.restart()
     job.run()
     assert world.answers() == world.truth, "the default is enough"

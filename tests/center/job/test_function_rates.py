@@ -9,10 +9,11 @@ import pyarrow as pa
 import pytest
 
 from center.job.function_rates import FunctionRatePlanner, FunctionRates
-from center.job.ledger_writer import CatalogEvents, LedgerWriter
+from center.job.ledger_writer import LedgerWriter
 from center.job.metrics import JobMetrics
 from center.ledger import FrameSummary, Ledger
-from center.results import AnswerRecord, MergedDelta
+from center.results import AnswerRecord
+from center.storage.delta_segments import Delta
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import query_key
 from edgewater.runtime.tasks import Tasks
@@ -33,7 +34,7 @@ def median_spec(name: str, **measures: str) -> QuerySpec:
 
 @pytest.fixture
 def writer(world: Any) -> Iterator[LedgerWriter]:
-    writer = LedgerWriter(Ledger(), world.store, CatalogEvents(world.catalog), JobMetrics(), now_ms=world.clock)
+    writer = LedgerWriter(Ledger(), world.store, world.catalog, JobMetrics(), now_ms=world.clock)
     yield writer
     writer.close()
 
@@ -53,7 +54,7 @@ def answer_window(world: Any, writer: LedgerWriter, ref: QueryRef, window: int, 
         for i, edge in enumerate(world.edges)
     ]
     through = {query_key(ref): facts[-1].position}
-    writer.apply([MergedDelta(ref, start, aggregate.to_bytes())], facts, through)
+    writer.apply([Delta(query_key(ref), start, aggregate.to_bytes())], facts, through)
 
 
 def test_every_edge_gets_the_rate_that_the_newest_window_needed(world: Any, writer: LedgerWriter) -> None:
@@ -119,7 +120,7 @@ def test_a_deleted_query_is_forgotten(world: Any, writer: LedgerWriter) -> None:
     writer.advance()
     planner.update()
 
-    assert not planner._rates and not planner._stored
+    assert not planner._rates and not planner._stored._stored
 
 
 def test_a_thread_that_is_stopped_ends(world: Any, writer: LedgerWriter) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from center.job.ledger_writer import CatalogEvents, LedgerWriter
+from center.job.ledger_writer import LedgerWriter
 from center.job.metrics import JobMetrics
 from center.ledger import FrameSummary, Ledger
 from edgewater.answers import UNKNOWN, Cause, Deviation, Phase
@@ -31,7 +31,7 @@ def metrics() -> JobMetrics:
 
 @pytest.fixture
 def writer(world: Any, metrics: JobMetrics) -> LedgerWriter:
-    return LedgerWriter(Ledger(), world.store, CatalogEvents(world.catalog), metrics, now_ms=world.clock)
+    return LedgerWriter(Ledger(), world.store, world.catalog, metrics, now_ms=world.clock)
 
 
 def closing_frames(world: Any, ref: Any, **more: Any) -> list[FrameSummary]:

@@ -11,14 +11,14 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from center.job.job import Job, JobConfig
+from center.job.job import Job
 from edgewater.runtime.tasks import Tasks
 from tests.center.job.conftest import World
 
 WITHIN_S = 60.0
 WORK = {
     "leadership": "leadership.Leadership.step",
-    "deadlines": "ledger_writer.Deadlines.run",
+    "deadlines": "ledger_writer.DeadlineLoop.run",
     "function-rates": "function_rates.FunctionRatePlanner.run",
     "warm-up": "job.Job._warm_up",
     "stop": "merge_loop.MergeLoop.wake",
@@ -50,7 +50,6 @@ def test_a_thread_of_the_job_that_fails_is_stated_and_ends_the_process(
 
     monkeypatch.setattr(f"center.job.{WORK[name]}", lambda *_: 1 / 0)
     monkeypatch.setattr("center.job.job.start_session", start)
-    config = JobConfig(world.catalog_url, world.results_url, world.log_dir, world.path / "work", clock=world.clock)
-    job = Job(config, Tasks(end))
+    job = Job(world.config, Tasks(end), clock=world.clock)
     job.run(stop)
     assert f"task {name} has failed" in ends.get(timeout=WITHIN_S)

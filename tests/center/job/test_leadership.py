@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from center.job.leadership import Leadership, LeaseWatch, display_name, is_gone, new_owner
-from center.job.ledger_writer import CatalogEvents, Deadlines, LedgerWriter
+from center.job.ledger_writer import DeadlineLoop, LedgerWriter
 from center.job.metrics import JobMetrics
 from center.ledger import Ledger
 from center.results import Lease, LeaseLost, ResultStore
-from edgewater.model.errors import StorageError
+from edgewater.base.errors import StorageError
 from edgewater.runtime.tasks import Tasks
 from tests.center.job.test_ledger_writer import staleness_spec
 
@@ -26,7 +26,7 @@ class Driver:
     def __init__(self, world: Any, name: str, drivers: int = 1) -> None:
         self.now_s, self.metrics, self.terms = 0.0, JobMetrics(), 0
         self.store = ResultStore(world.results_url)
-        events = CatalogEvents(world.catalog, lambda: self.store.partition)
+        events = world.catalog
         self.writer = LedgerWriter(Ledger(), self.store, events, self.metrics, now_ms=world.clock)
         self.leadership = Leadership(
             self.store,
@@ -34,6 +34,7 @@ class Driver:
             now_ms=world.clock,
             monotonic=lambda: self.now_s,
             began=self._begin,
+            lease_ms=3_000,
             drivers=drivers,
             owner=f"{name}:1|||",
         )
@@ -281,7 +282,7 @@ def test_a_standby_keeps_no_deadlines(world: Any, pair: tuple[Driver, Driver]) -
         def rest(self) -> None:
             pass
 
-    deadlines = Deadlines(Noting(), two.metrics, stop, two.leadership.leads)  # type: ignore[arg-type]
+    deadlines = DeadlineLoop(Noting(), two.metrics, stop, two.leadership.leads)  # type: ignore[arg-type]
     thread = Tasks().thread("deadlines", deadlines.run)
     assert not advanced.wait(0.3)
     two.leadership.leads.set()

@@ -16,7 +16,6 @@ from center.job.loop_core import (
     MAX_CULPRITS,
     MAX_HEAVY,
     SUSPECT_S,
-    AnswersGiven,
     AnswersWanted,
     Applied,
     Apply,
@@ -37,10 +36,10 @@ from center.job.loop_core import (
     Pause,
     Probe,
     Probed,
-    Quarantine,
     QueryFault,
     Released,
     Run,
+    SetFrameAside,
     Submit,
     Sweep,
     TermBegan,
@@ -48,8 +47,8 @@ from center.job.loop_core import (
     Woken,
 )
 from center.storage.frame_log import FrameEntry
+from edgewater.base.streams import EdgeId
 from edgewater.model.registered_query import query_from_key
-from edgewater.model.streams import EdgeId
 
 At = tuple[str, int]
 
@@ -108,7 +107,7 @@ class Around:
                 self.merging.append((number, run, lane))
             case Apply(number, run):
                 return Applied(number, {key: f for key in run.through if (f := self._apply(run.of({key}), key))})
-            case Quarantine(number, run, _):
+            case SetFrameAside(number, run, _):
                 ((key, frame),) = run.frames
                 if self.refused_writes[key, frame.position] > 0:
                     self.refused_writes[key, frame.position] -= 1
@@ -125,7 +124,7 @@ class Around:
             case MergeAnswers(number, key):
                 self.merging.append((number, Run((), {}, {key: 0}), Lane.ANSWER))
             case GiveAnswers(number, _):
-                return AnswersGiven(number)
+                return Applied(number)
         return None
 
     def _run(self, spans: dict[str, tuple[int, int]]) -> Run:
@@ -249,7 +248,7 @@ class Unsteady(Around):
         if isinstance(effect, Look) and self._is_bad():
             applied = dict(self.applied) if effect.after is None else None
             return LookFailed("database") if self._is_bad() else Looked(applied, None, self.now_s + 0.005)
-        if isinstance(effect, Apply | Quarantine) and self._is_bad():
+        if isinstance(effect, Apply | SetFrameAside) and self._is_bad():
             if self._is_bad():
                 super()._do(effect)  # it was applied, and the driver does not know it
             return NotApplied(effect.number, "database")
@@ -493,7 +492,7 @@ def test_nothing_is_planned_after_a_frame_that_is_not_applied_until_the_position
     core.handle(Merged(submit.number), 0.0)
     core.handle(Looked(None, None), 0.0)
     quarantine, *others = core.handle(Applied(submit.number, {"a@1": QueryFault("odd")}), 0.0)
-    assert isinstance(quarantine, Quarantine) and others == [Sweep()]
+    assert isinstance(quarantine, SetFrameAside) and others == [Sweep()]
     assert core.handle(NotApplied(quarantine.number, "database"), 0.0) == []
     assert core.handle(Woken(), FIRST_DELAY_S) == [Look(None, frozenset())]
 

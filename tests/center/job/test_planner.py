@@ -12,13 +12,13 @@ from center.catalog import LastPositions, frame_index
 from center.job.admission import BatchLimits
 from center.job.coalescing import MANY_QUERIES
 from center.job.loop_core import Look, Looked, Run, positions_of
-from center.job.merge import Frame, PartMerged, SkipKind, StorageFailed, merge_part
+from center.job.merge import Frame, PartMerged, SkipKind, StorageFailed
 from center.job.planner import HEAVY_BYTES, FramePlanner, divide
 from center.storage.frame_log import FrameEntry
 from center.storage.query_partition import ALL_QUERIES, QueryPartition
+from edgewater.base.streams import EdgeId
 from edgewater.guard.frame_work import BYTES_PER_UNIT
 from edgewater.model.registered_query import query_key
-from edgewater.model.streams import EdgeId
 from edgewater.wire import FrameBody, QueryRef
 
 NOTHING: frozenset[str] = frozenset()
@@ -198,12 +198,12 @@ def test_a_damaged_frame_costs_itself(world: Any) -> None:
     path.write_bytes(data)
     frames[4] = "a@1", pointing_at(frames[4][1], frames[5][1])
 
-    merged = merge_part(str(world.log_dir), frames)
+    merged = world.task.merge("1-of-1/0/1", frames)
 
     assert isinstance(merged, PartMerged)
     assert [(s.kind, s.position) for s in merged.skipped] == [(SkipKind.DAMAGED, 3), (SkipKind.DAMAGED, 5)]
     assert "CRC32C" in merged.skipped[0].reason and "the index says" in merged.skipped[1].reason
-    assert len(merged.partials) == 1
+    assert len(merged.deltas) == 1
 
 
 def pointing_at(entry: FrameEntry, other: FrameEntry) -> FrameEntry:
@@ -218,10 +218,10 @@ def test_a_lost_segment_is_damage_but_a_log_that_is_not_there_is_not(world: Any)
     frames = frames_of_world(world)
     for segment in {entry.segment for key, entry in frames if key == "a@1"}:
         (world.log_dir / segment).unlink()
-    lost = merge_part(str(world.log_dir), frames)
+    lost = world.task.merge("1-of-1/0/1", frames)
     assert isinstance(lost, PartMerged) and {s.key for s in lost.skipped} == {"a@1"}
     world.log_dir.rename(Path(world.path / "unmounted"))
-    unmounted = merge_part(str(world.log_dir), frames)
+    unmounted = world.task.merge("1-of-1/0/1", frames)
     assert isinstance(unmounted, StorageFailed) and "cannot be read" in unmounted.reason
 
 

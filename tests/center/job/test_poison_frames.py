@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,15 +12,14 @@ import pyarrow as pa
 import pytest
 
 from center.catalog import SetAside
-from center.job import batch_applier, examination, merge
-from center.job.examination import Examiner, Trial
-from center.job.job import Job, JobConfig
+from center.job import batch_applier, merge
 from center.job.loop_core import DEATHS, MAX_CULPRITS, Fault, Lane
 from center.job.merge import Skipped, SlicePartial
 from center.job.merger import TasksFailed
 from center.ledger.window_book import WindowBook
+from center.ops.examination import examine
 from edgewater.answers import Cause
-from edgewater.model.errors import StorageError
+from edgewater.base.errors import StorageError
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import GroupedAggregate
 from edgewater.synopses.encoding import codec
@@ -30,6 +27,7 @@ from edgewater.wire import FrameBody, InputLoss, Partial, QueryRef, SliceClose
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 from tests.center.job.conftest import COLUMNS, World, synopsis
 from tests.center.job.plans import Failing, Plans, deadly, install_deadly
+from tests.center.kept_frames import read_frame
 
 U64 = (1 << 64) - 1
 
@@ -278,7 +276,7 @@ def test_a_frame_that_the_driver_cannot_apply_is_quarantined_and_the_rest_counts
     assert frame.reason == f"{type(fault).__name__}: {fault}"
     assert alarms(world) == {("frame-quarantined", str(evil))}
     assert job.counted("skipped", kind="frame-quarantined") == 1
-    stored = world.log.read(frame.entry.segment, frame.entry.offset, frame.entry.length)
+    stored = read_frame(world.log, frame.entry.segment, frame.entry.offset, frame.entry.length)
     assert stored.partials[0].slice_start_ms == 0, "its bytes are kept"
     job.close()
 
@@ -384,10 +382,10 @@ def test_a_query_that_time_cannot_advance_does_not_stop_the_others(
     ref, other = world.register("a", "b")
     emit_due = WindowBook.emit_due
 
-    def broken(self: WindowBook, now_ms: int) -> Any:
+    def broken(self: WindowBook, now_ms: int, *dirty: Any) -> Any:
         if self.state.query.ref == ref:
             raise ZeroDivisionError("the query's own state is broken")
-        return emit_due(self, now_ms)
+        return emit_due(self, now_ms, *dirty)
 
     monkeypatch.setattr(WindowBook, "emit_due", broken)
     world.ship_window(other, 0)
@@ -499,65 +497,16 @@ def test_frames_that_do_not_fit_into_memory_together_are_merged_in_smaller_plans
     assert world.catalog.quarantine.frames() == [] and alarms(world) == set()
 
 
-def test_a_frame_that_kills_the_driver_is_found_and_set_aside_before_it_is_read(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ref, other = world.register("a", "b")
-    evil, honest, _ = world.edges
-    monkeypatch.syspath_prepend(world.path / "plugins")
-    world.ship_records(honest, ref, 0, ["/a"])
-    world.ship(evil, ref, body(install_deadly(world.path / "plugins")))
-    world.ship_records(honest, ref, 0, ["/a", "/b"])
-    world.ship_window(other, 0)
-    config = JobConfig(world.catalog_url, world.results_url, world.log_dir, world.path / "work", clock=world.clock)
-    job = Job(config)
-    job.quarantine_killing_frames()
-    (frame,) = world.catalog.quarantine.frames()
-    assert (frame.key, frame.entry.position, frame.reason) == (
-        "a@1", 2, "the process that read it was ended by SIGSEGV",
-    )  # fmt: skip
-    end(world, ref, other)
-    Plans(world).run()
-    assert world.answers() == world.truth
-    assert losses(world, ref) == {(str(evil), "frame-damaged")}
-
-
 @pytest.mark.slow
-def test_a_frame_that_hangs_or_takes_all_memory_is_found_in_time_and_the_next_one_is_tried(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_operator_sees_that_a_frame_hangs_or_takes_all_memory(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     (ref,) = world.register("a")
     monkeypatch.syspath_prepend(world.path / "plugins")
     install_deadly(world.path / "plugins")
-    for partial in (deadly("takes memory"), deadly("hangs"), synopsis(["/a"], [1])):
+    for partial in (deadly("takes memory"), deadly("hangs"), deadly(""), synopsis(["/a"], [1])):
         world.ship(world.edges[0], ref, body(partial))
-    memory, hanging, honest = world.catalog.frames.entries("a@1", 0, 3)
-    with Examiner(world.log_dir, timeout_s=1.0) as examiner:
-        assert examiner.try_frame(memory).death.startswith("MemoryError")
-        began_s = time.monotonic()
-        assert examiner.try_frame(hanging).death == "it takes longer than 1 s"
-        assert time.monotonic() - began_s >= examination.TRIES
-        trial = examiner.try_frame(honest)
+    memory, hanging, deadly_frame, honest = world.catalog.frames.entries("a@1", 0, 4)
+    assert examine(world.log_dir, memory).death.startswith("MemoryError")
+    assert examine(world.log_dir, hanging, timeout_s=1.0).death == "it takes longer than 1 s"
+    assert examine(world.log_dir, deadly_frame).death == "the process that read it was ended by SIGSEGV"
+    trial = examine(world.log_dir, honest)
     assert (trial.death, trial.problem, len(trial.partials)) == ("", "", 1)
-
-
-@pytest.mark.slow
-def test_time_for_which_the_examiner_waits_for_a_core_does_not_count(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a starved machine honest frames would be set aside."""
-    (ref,) = world.register("a")
-    world.ship(world.edges[0], ref, body(synopsis(["/a"], [1])))
-    (honest,) = world.catalog.frames.entries("a@1", 0, 1)
-    waited_s = iter(range(0, 1 << 20, 10))
-    monkeypatch.setattr(examination, "_waited_s", lambda _: float(next(waited_s)))
-    monkeypatch.setattr(examination, "TRIES", 1)
-    with Examiner(world.log_dir, timeout_s=1e-9) as examiner:
-        trial = examiner.try_frame(honest)
-    assert trial == replace(trial, death="") and trial != Trial()
-
-
-def test_starts_without_progress_are_counted_for_good(world: World) -> None:
-    assert [world.store.count_start() for _ in range(3)] == [1, 2, 3]
-    world.store.reset_starts()
-    assert world.store.count_start() == 1

@@ -8,7 +8,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from center.job.batch_applier import reason_of
-from edgewater.model.errors import StorageError
+from edgewater.base.errors import StorageError
 
 TRACEBACK = """Traceback (most recent call last):
   File "<frozen runpy>", line 189, in _run_module_as_main

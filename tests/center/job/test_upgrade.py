@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import fcntl
-import logging
 from pathlib import Path
 
-import pytest
-
-from center.config import CenterConfig
 from center.job.job import remove_old_state
-from center.ops.processes import job_config
 
 
 def test_directories_of_drivers_that_have_ended_are_deleted_and_those_of_running_ones_are_not(tmp_path: Path) -> None:
@@ -22,13 +17,3 @@ def test_directories_of_drivers_that_have_ended_are_deleted_and_those_of_running
         assert [path.name for path in tmp_path.iterdir()] == ["driver-alive"]
     remove_old_state(tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("trigger", [None, "1s"])
-def test_a_setting_without_effect_is_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, trigger: str | None
-) -> None:
-    spark = {} if trigger is None else {"trigger": trigger}
-    with caplog.at_level(logging.WARNING):
-        job_config(CenterConfig.from_mapping({"data_dir": str(tmp_path), "spark": spark}))
-    assert ("spark.trigger" in caplog.text) == (trigger is not None)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from center.ledger import EdgesChanged, FramesMerged, FrameSummary, Ledger, QueryRegistered
 from edgewater.answers import Phase
+from edgewater.base.streams import EdgeId
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.streams import EdgeId
 from edgewater.wire import SliceClose
 from tests.center.accuracy_world import BEGIN_MS, REF, WINDOW_MS, record_of, spec
 from tests.center.statement_world import missing

@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from center.ledger import EdgesChanged, Emission, FramesMerged, FrameSummary, Ledger, QueryRegistered, TimeAdvanced
+from edgewater.base.streams import MAX_TIME_MS, MIN_TIME_MS, EdgeId
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS, EdgeId
 from edgewater.model.window_range import ALL_WINDOWS, WindowRange
 from edgewater.wire import DroppedRecords, DropReason, QueryRef, SliceClose
 from tests.center.ledger.test_ledger import close, edge_record, spec, told
+from tests.center.snapshots import snapshot
 
 MINUTE = 60_000
 OLD, NEW = QueryRef("q", 1), QueryRef("q", 2)
@@ -127,7 +128,7 @@ def test_borders_are_part_of_the_stored_state() -> None:
     center = Versions(2 * MINUTE, "a")
     center.change()
     again = Ledger(margin_ms=0)
-    again.load({ref: center.ledger.snapshot(ref) for ref in (OLD, NEW)})
+    again.load({ref: snapshot(center.ledger, ref) for ref in (OLD, NEW)})
     assert [again.book(ref).state.query.windows for ref in (OLD, NEW)] == [center.old.windows, center.new.windows]
 
 

@@ -12,14 +12,15 @@ import pyarrow as pa
 import pytest
 
 from center.ledger import EdgesChanged, FramesMerged, FrameSummary, Ledger, QueryRegistered, TimeAdvanced
-from edge.core import Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourceEnded, SourcesOpened, StreamSpec
+from edge.core import Ingested, SourceEnded, StreamSpec
 from edgewater.answers import Phase
+from edgewater.base.streams import TIME_COLUMN, EdgeId
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.streams import TIME_COLUMN, EdgeId
 from edgewater.synopses import GroupedAggregate
 from tests.center.answer_world import REF
 from tests.center.ledger.test_ledger import Center, close, edge_record
+from tests.cores import drained, open_core
 
 BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
 HOUR = 3_600_000
@@ -49,9 +50,9 @@ def test_days_of_23_and_25_hours_are_answered_with_the_records_of_the_day(month:
     ledger.handle(EdgesChanged(tuple(edge_record(f"e{n}") for n in range(edges))))
     ledger.handle(QueryRegistered(RegisteredQuery(REF, spec, begin, None)))
     for number in range(edges):
-        core = EdgeCore({"events": StreamSpec({"value": pa.int64()}, disorder_ms=HOUR)}, number)
-        core.handle(SourcesOpened((("events", "file"),)))
-        core.handle(Configured(((REF, spec),)))
+        core = open_core(
+            StreamSpec({"value": pa.int64()}, disorder_ms=HOUR), (REF, spec), stream="events", number=number
+        )
         times = np.sort(rng.integers(begin, end, 400))
         for chunk in np.array_split(times, 20):
             values = rng.integers(0, 100, len(chunk))
@@ -60,16 +61,15 @@ def test_days_of_23_and_25_hours_are_answered_with_the_records_of_the_day(month:
             batch = pa.record_batch({"value": pa.array(values), TIME_COLUMN: pa.array(chunk)})
             core.handle(Ingested("events", "file", batch, int(chunk[-1])))
         core.handle(SourceEnded("events", "file"))
-        while built := [e.frame.unpack() for e in core.handle(PullEvent(1 << 20)) if isinstance(e, FrameBuilt)]:
-            for body in built:
-                position += 1
-                touched = tuple(sorted({p.slice_start_ms for p in body.partials}))
-                for partial in body.partials:
-                    partials[partial.slice_start_ms].append(partial.synopsis)
-                summary = FrameSummary(
-                    REF, position, EdgeId(f"e{number}"), body.through_ms, body.closes, touched, 1, 0, "i1"
-                )
-                answers += ledger.handle(FramesMerged((summary,), end))
+        for body in (frame.unpack() for frame in drained(core)):
+            position += 1
+            touched = tuple(sorted({p.slice_start_ms for p in body.partials}))
+            for partial in body.partials:
+                partials[partial.slice_start_ms].append(partial.synopsis)
+            summary = FrameSummary(
+                REF, position, EdgeId(f"e{number}"), body.through_ms, body.closes, touched, 1, 0, "i1"
+            )
+            answers += ledger.handle(FramesMerged((summary,), end))
     found = {}
     for answer in answers:
         start = answer.window_start_ms

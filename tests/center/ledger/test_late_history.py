@@ -11,9 +11,9 @@ from center.ledger import QueryRegistered
 from center.ledger.late_history import MAX_WINDOWS, LateHistory
 from edgewater.answers import Amount, Cause, Deviation, Phase, WithheldBound
 from edgewater.answers.statement import violations_of_facts
+from edgewater.base.streams import MIN_TIME_MS
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.streams import MIN_TIME_MS
 from edgewater.model.windows import TimeWindow
 from edgewater.wire import DroppedRecords, DropReason, SliceClose, Withheld
 from tests.center.ledger.test_ledger import MINUTE, Center

@@ -9,6 +9,7 @@ import pytest
 
 from center.ledger import (
     AT_ONCE_MS,
+    ClockStepped,
     EdgesChanged,
     Emission,
     FramesMerged,
@@ -21,14 +22,18 @@ from center.ledger import (
 from center.ledger.answer_work import MAX_WORK
 from center.ledger.slices import MAX_SEALED_STATEMENTS
 from center.ledger.state import WindowState
+from center.ledger.time_windows import MAX_OVERDUE
 from center.ledger.window_facts import keeps_error
 from edgewater.answers import Phase
+from edgewater.base.errors import NotFound, StorageError
+from edgewater.base.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, EdgeId, StreamClock
 from edgewater.model.edge_records import EdgeRecord, StreamRecord
-from edgewater.model.errors import NotFound, StorageError
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.streams import LIVE, MAX_TIME_MS, EdgeId, StreamClock
+from edgewater.model.window_range import WindowRange
 from edgewater.wire import InputLoss, LossReason, QueryRef, Rest, SliceClose, Withheld
+from tests.center import results_world
+from tests.center.snapshots import snapshot
 from tests.center.statement_world import missing, quality_of, violations
 
 REF = QueryRef("q", 1)
@@ -38,24 +43,8 @@ MARGIN_MS = 200
 
 
 def edge_record(name: str, *, clock: StreamClock = LIVE, retired: bool = False, stream: str = "events") -> EdgeRecord:
-    return EdgeRecord(
-        edge=EdgeId(name),
-        incarnation="i1",
-        labels={},
-        streams=(StreamRecord(stream, {"x": pa.int64()}, clock),),
-        first_seen_ms=0,
-        last_seen_ms=0,
-        connected=True,
-        watermarks={},
-        records={},
-        drops={},
-        backlog_bytes=0,
-        bandwidth_bytes_s=0.0,
-        rtt_ms=0.0,
-        clock_offset_ms=0.0,
-        retired=retired,
-        incarnations=1,
-    )
+    served = StreamRecord(stream, {"x": pa.int64()}, clock)
+    return results_world.edge_record(name, served, retired=retired, incarnation="i1")
 
 
 def spec(**parts: object) -> QuerySpec:
@@ -292,13 +281,41 @@ def test_windows_from_before_the_registration_are_not_due_without_data() -> None
     assert told(center.tick(11 * MINUTE + 1800)) == [(10 * MINUTE, 1, "early")]
 
 
-def test_after_a_long_pause_a_tick_answers_a_bounded_number_of_windows_and_asks_for_another() -> None:
-    center = Center("a", budget={"staleness": "2s"})
+def test_after_a_long_pause_an_event_answers_a_bounded_number_of_windows_and_asks_for_another() -> None:
+    center = Center("a", "b", budget={"staleness": "2s"})
     now = (MAX_WORK + 150) * MINUTE + 1800
-    assert len(center.tick(now)) == MAX_WORK
+    closes = [close(m * MINUTE, 1) for m in range(MAX_WORK + 150)]
+    assert len(center.says("a", (MAX_WORK + 150) * MINUTE, *closes, now_ms=now)) == MAX_WORK
     assert (center.ledger.next_deadline() or 0) <= now
     assert len(center.tick(now)) == 150
     assert (center.ledger.next_deadline() or 0) > now
+
+
+@pytest.mark.parametrize("ahead_ms", [0, 10**9])
+def test_after_a_long_pause_only_the_last_windows_without_data_are_answered_at_once(ahead_ms: int) -> None:
+    center = Center("a", "b", budget={"staleness": "2s"})
+    days = 40_000
+    now = days * MINUTE + 1800
+    center.ledger.handle(ClockStepped(ahead_ms))
+    emissions = center.tick(now + ahead_ms)
+    assert [e.window_start_ms // MINUTE for e in emissions] == list(range(days - MAX_OVERDUE, days))
+    assert (center.ledger.next_deadline() or 0) > now + ahead_ms
+    assert center.ledger.book(REF).state.empty_through_ms == MIN_TIME_MS, "nothing is known of the others"
+
+    # When edges report, the others have answers, or are known to be empty.
+    assert told(center.says("a", 7 * MINUTE, close(3 * MINUTE, 1), now_ms=now)) == [(3 * MINUTE, 1, "early")]
+    assert told(center.says("b", 6 * MINUTE, close(5 * MINUTE, 1), now_ms=now)) == [
+        (3 * MINUTE, 2, "final"), (5 * MINUTE, 1, "final"),
+    ]  # fmt: skip
+    assert center.ledger.book(REF).state.empty_through_ms == 6 * MINUTE
+
+
+def test_a_version_that_ended_in_a_long_pause_waits_for_no_deadline() -> None:
+    center = Center("a", budget={"staleness": "2s"}, registered_at_ms=0)
+    query = center.ledger.book(REF).state.query
+    center.ledger.handle(QueryRegistered(replace(query, windows=WindowRange(until_ms=5 * MINUTE))))
+    assert center.tick(40_000 * MINUTE) == []
+    assert center.ledger.next_deadline() is None
 
 
 def test_deadlines_of_a_replay_run_on_the_replays_clock() -> None:
@@ -364,7 +381,7 @@ def test_a_complete_window_is_answered_again_when_an_edge_that_joined_later_has_
     (lacking,) = center.says("b", 0, touched=(0,), now_ms=MINUTE)
     assert lacking.phase is Phase.COMPLETE and missing(lacking) == ("b",)
     restored = Ledger(margin_ms=MARGIN_MS)
-    restored.restore(REF, center.ledger.snapshot(REF))
+    restored.restore(REF, snapshot(center.ledger, REF))
     restored.handle(EdgesChanged(tuple(center.edges.values())))
     for ledger in (center.ledger, restored):
         (again,) = ledger.handle(FramesMerged((center.fact("b", MINUTE),), MINUTE))
@@ -501,9 +518,9 @@ def test_revisions_of_a_window_count_up_by_one_and_phases_never_go_back() -> Non
 
 def reload(center: Center) -> None:
     """The job starts again."""
-    snapshot = center.ledger.snapshot(REF)
+    state = snapshot(center.ledger, REF)
     center.ledger = Ledger(margin_ms=MARGIN_MS)
-    center.ledger.restore(REF, snapshot)
+    center.ledger.restore(REF, state)
     center.ledger.handle(EdgesChanged(tuple(center.edges.values())))
 
 
@@ -531,7 +548,7 @@ def test_late_records_of_every_second_make_few_revisions_and_none_is_left_out(re
 
 def test_late_records_are_answered_as_soon_after_a_restoration_as_before_it() -> None:
     center = Center("a", lateness="5m")
-    center.ledger.load({REF: center.ledger.snapshot(REF)}, revisions_after=1_700_000_000_000)
+    center.ledger.load({REF: snapshot(center.ledger, REF)}, revisions_after=1_700_000_000_000)
     emissions = center.says("a", MINUTE, close(0, 100), now_ms=MINUTE)
     for second in range(1, 9):
         emissions += center.says("a", MINUTE, close(0, 100 + second, second), now_ms=MINUTE + 1000 * second)
@@ -615,7 +632,7 @@ def test_the_state_of_final_windows_is_dropped() -> None:
     center = Center("a")
     for minute in range(10_000):
         center.says("a", (minute + 1) * MINUTE, close(minute * MINUTE, 1))
-    kinds = [kind for kind, _, _ in json.loads(center.ledger.snapshot(REF))["entries"]]
+    kinds = [kind for kind, _, _ in json.loads(snapshot(center.ledger, REF))["entries"]]
     assert set(kinds) == {"sealed"}
     assert len(kinds) == MAX_SEALED_STATEMENTS
     assert center.ledger.book(REF).deadlines.entries == 0
@@ -801,11 +818,11 @@ def test_when_the_error_was_kept_survives_a_restart() -> None:
 
 def test_frames_of_an_unregistered_query_are_refused() -> None:
     center = Center("a")
-    before = center.ledger.snapshot(REF)
+    before = snapshot(center.ledger, REF)
     stray = replace(center.fact("a", MINUTE, close(0, 1)), query=QueryRef("other", 1))
-    with pytest.raises(NotFound, match="other@1"):
+    with pytest.raises(NotFound):
         center.reports(center.fact("a", MINUTE, close(0, 1)), stray)
-    assert center.ledger.snapshot(REF) == before
+    assert snapshot(center.ledger, REF) == before
 
 
 def test_frames_of_a_deleted_query_are_ignored() -> None:
@@ -820,9 +837,9 @@ def test_frames_of_a_deleted_query_are_ignored() -> None:
 def test_registering_again_changes_nothing() -> None:
     center = Center("a")
     center.says("a", 30_000, close(0, 1))
-    before = center.ledger.snapshot(REF)
+    before = snapshot(center.ledger, REF)
     center.ledger.handle(QueryRegistered(RegisteredQuery(REF, spec(), 99, None)))
-    assert center.ledger.snapshot(REF) == before
+    assert snapshot(center.ledger, REF) == before
 
 
 def test_a_heartbeat_in_the_list_of_edges_changes_nothing() -> None:
@@ -834,8 +851,8 @@ def test_a_heartbeat_in_the_list_of_edges_changes_nothing() -> None:
 
 def test_a_snapshot_of_another_query_or_of_nothing_is_refused() -> None:
     center = Center("a")
-    with pytest.raises(StorageError, match="q@1"):
-        Ledger().restore(QueryRef("q", 2), center.ledger.snapshot(REF))
+    with pytest.raises(StorageError):
+        Ledger().restore(QueryRef("q", 2), snapshot(center.ledger, REF))
     with pytest.raises(StorageError):
         Ledger().restore(REF, b"{}")
 
@@ -846,7 +863,7 @@ def test_a_snapshot_of_another_query_or_of_nothing_is_refused() -> None:
 def test_a_ledger_loaded_after_a_failed_transaction_decides_what_the_first_attempt_did() -> None:
     center = Center("a", "b", lateness="1m", budget={"staleness": "2s"})
     center.says("a", 2 * MINUTE, close(0, 1), close(MINUTE, 1), now_ms=MINUTE)
-    before, deadline = center.ledger.snapshot(REF), center.ledger.next_deadline()
+    before, deadline = snapshot(center.ledger, REF), center.ledger.next_deadline()
     facts = (center.fact("b", 5 * MINUTE, close(0, 1), close(MINUTE, 3)), center.fact("a", 5 * MINUTE))
 
     def attempt() -> list[Emission]:
@@ -866,20 +883,20 @@ def test_a_ledger_loaded_after_a_failed_transaction_decides_what_the_first_attem
         attempt()
     center.ledger.load({REF: before})
     assert center.ledger.queries() == [REF]
-    assert center.ledger.snapshot(REF) == before
+    assert snapshot(center.ledger, REF) == before
     assert center.tick(MINUTE) == [] and center.ledger.next_deadline() == deadline
     assert attempt() == first
 
 
 def test_edges_that_a_failed_transaction_listed_are_not_kept() -> None:
     center = Center("a")
-    before = center.ledger.snapshot(REF)
+    before = snapshot(center.ledger, REF)
     listed = EdgesChanged((edge_record("a"), edge_record("b")))
     with pytest.raises(ZeroDivisionError), center.ledger.transaction():
         center.ledger.handle(listed)
         raise ZeroDivisionError
     center.ledger.load({REF: before})
-    assert center.ledger.snapshot(REF) == before
+    assert snapshot(center.ledger, REF) == before
     with center.ledger.transaction() as transaction:
         center.ledger.handle(listed)
         (change,) = transaction.changes()

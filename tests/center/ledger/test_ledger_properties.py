@@ -22,11 +22,13 @@ from center.ledger import (
     answer_work,
 )
 from edgewater.answers import Phase
-from edgewater.model.edge_records import EdgeRecord, StreamRecord
+from edgewater.base.streams import LIVE, MAX_TIME_MS, EdgeId, StreamClock
+from edgewater.model.edge_records import StreamRecord
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.streams import LIVE, MAX_TIME_MS, EdgeId, StreamClock
 from edgewater.wire import QueryRef, SliceClose, Withheld
+from tests.center.results_world import edge_record
+from tests.center.snapshots import snapshot
 from tests.examples import examples
 
 REF = QueryRef("q", 1)
@@ -76,20 +78,16 @@ MANY_DUE: list[tuple[Any, ...]] = [("wait", 8530), ("list", {"a"}, set()), ("wai
 """26 windows become due at once."""
 
 
-def record(name: str, retired: bool, clock: StreamClock) -> EdgeRecord:
-    streams = (StreamRecord("events", {"x": pa.int64()}, clock),)
-    numbers: dict[str, Any] = {"backlog_bytes": 0, "bandwidth_bytes_s": 0.0, "rtt_ms": 0.0, "clock_offset_ms": 0.0}
-    return EdgeRecord(
-        EdgeId(name), "i", {}, streams, 0, 0, True, {}, {}, {}, **numbers, retired=retired, incarnations=1
-    )
-
-
 @dataclass
 class World:
     """Edges whose counters and frontiers are consistent, as the protocol has them."""
 
     spec: QuerySpec
     clock: StreamClock
+
+    def _edges(self) -> EdgesChanged:
+        stream = StreamRecord("events", {"x": pa.int64()}, self.clock)
+        return EdgesChanged(tuple(edge_record(name, stream, retired=r) for name, r in sorted(self.listed.items())))
 
     def __post_init__(self) -> None:
         self.now_ms = 0
@@ -121,14 +119,14 @@ class World:
             case ("list", known, retired):
                 self.listed.update(dict.fromkeys(known, False))
                 self.listed.update({name: True for name in retired if name in self.listed})
-                return EdgesChanged(tuple(record(n, r, self.clock) for n, r in sorted(self.listed.items())))
+                return self._edges()
         raise AssertionError(step)
 
     def ending(self) -> list[LedgerEvent]:
         """Every edge that is waited for comes to its end."""
         waited = {*self.through, *self.listed, *(self.spec.edges or ())}
         self.listed.update(dict.fromkeys(waited - self.listed.keys(), False))
-        edges = EdgesChanged(tuple(record(n, r, self.clock) for n, r in sorted(self.listed.items())))
+        edges = self._edges()
         facts = tuple(self.fact(edge, MAX_TIME_MS, []) for edge in sorted(waited))
         return [edges, FramesMerged(facts, self.now_ms), TimeAdvanced(self.now_ms)]
 
@@ -150,8 +148,8 @@ def test_a_restart_after_any_event_changes_no_answer(
     for event in course(spec, clock, steps)[1]:
         assert restarted.handle(event) == steady.handle(event)
         listed = event if isinstance(event, EdgesChanged) else listed
-        state = restarted.snapshot(REF)
-        assert state == steady.snapshot(REF)
+        state = snapshot(restarted, REF)
+        assert state == snapshot(steady, REF)
         restarted = Ledger()
         if listed is not None:
             restarted.handle(listed)
@@ -168,14 +166,14 @@ def test_a_ledger_that_does_not_know_the_sizes_of_slices_gives_fewer_answers_in_
     for event in before:
         steady.handle(event)
     restarted.handle(before[-1])
-    restarted.restore(REF, steady.snapshot(REF))
+    restarted.restore(REF, snapshot(steady, REF))
     first = restarted.handle(tick)
     deadline = restarted.next_deadline()
     answers = steady.handle(tick)
     assert len(first) < len(answers)
     assert isinstance(tick, TimeAdvanced) and deadline is not None and deadline <= tick.now_ms
     assert first + restarted.handle(tick) == answers
-    assert restarted.snapshot(REF) == steady.snapshot(REF)
+    assert snapshot(restarted, REF) == snapshot(steady, REF)
 
 
 @given(SPECS, CLOCKS, COURSE)
@@ -185,7 +183,7 @@ def test_a_failed_attempt_changes_no_answer(spec: QuerySpec, clock: StreamClock,
     steady, shaken = Ledger(), Ledger()
     now_ms = 0
     for event in course(spec, clock, steps)[1]:
-        before = {ref: shaken.snapshot(ref) for ref in shaken.queries()}
+        before = {ref: snapshot(shaken, ref) for ref in shaken.queries()}
         wanted = steady.handle(event)
         try:
             with shaken.transaction():
@@ -201,7 +199,7 @@ def test_a_failed_attempt_changes_no_answer(spec: QuerySpec, clock: StreamClock,
         # A loaded ledger examines all its windows at the next advance of time.
         now_ms = getattr(event, "now_ms", now_ms)
         assert shaken.handle(TimeAdvanced(now_ms)) == steady.handle(TimeAdvanced(now_ms))
-        assert shaken.snapshot(REF) == steady.snapshot(REF)
+        assert snapshot(shaken, REF) == snapshot(steady, REF)
         assert shaken.next_deadline() == steady.next_deadline()
 
 

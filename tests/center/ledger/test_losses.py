@@ -11,10 +11,11 @@ from center.ledger.losses import MAX_LOSS_TEXT
 from center.ledger.state import MAX_LOSSES
 from center.ledger.time_windows import MAX_LACKING, MAX_UNANSWERED
 from edgewater.answers import Cause, Phase
+from edgewater.base.streams import LIVE, Delivery
 from edgewater.model.edge_records import StreamRecord
-from edgewater.model.streams import LIVE, Delivery
 from edgewater.wire import InputLoss
 from tests.center.ledger.test_ledger import MINUTE, REF, Center, close
+from tests.center.snapshots import snapshot
 from tests.center.statement_world import missing, quality_of, violations
 
 SOURCE = "events:file:/var/log/a.log"
@@ -57,6 +58,22 @@ def test_a_complete_answer_is_revised_by_a_loss_and_the_final_one_states_it() ->
     assert (final.phase, missing(final), missing(other)) == (Phase.FINAL, ("a",), ())
 
 
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_a_loss_is_stated_after_its_edge_was_retired(is_answered: bool) -> None:
+    center = Center("a", "b", lateness="1m")
+    states_loss(center, "a", 0, lost(30_000, 40_000, 7))
+    center.says("a", 2 * MINUTE, close(0, 3), close(MINUTE, 3))
+    if is_answered:
+        center.says("b", MINUTE, close(0, 5))
+    center.retires("a")
+    final, other = center.says("b", 2 * MINUTE, close(0, 5), close(MINUTE, 5))
+    stated = quality_of(final)
+    assert (final.phase, final.facts.expected, stated["completeness"]["left"]) == (Phase.FINAL, 1, ["a"])
+    assert stated["completeness"]["losses"][0]["records"] == 7
+    assert {"input-lost", "left"} == {violation.code for violation in violations(final)}
+    assert other.facts.by_cause(Cause.INPUT_LOST) == (), "only windows with the lost input lack it"
+
+
 def test_a_window_without_a_record_is_not_known_to_be_empty_if_input_was_lost() -> None:
     center = Center("a", lateness="1m")
     center.says("a", MINUTE, close(0, 3))
@@ -80,7 +97,7 @@ def test_unbounded_losses_are_stated_for_every_later_window() -> None:
 def test_losses_survive_a_restart_of_the_center(query: dict[str, object]) -> None:
     center = Center("a", lateness="10m", **query)
     states_loss(center, "a", 0, lost(0, 40_000))
-    center.ledger.restore(REF, center.ledger.snapshot(REF))
+    center.ledger.restore(REF, snapshot(center.ledger, REF))
     emissions = center.says("a", 3 * MINUTE, replace(close(0, 3), first_ms=10_000, last_ms=20_000))
     assert [missing(e) for e in emissions if e.window_start_ms < MINUTE] == [("a",)]
 
@@ -96,15 +113,19 @@ def test_losses_are_bounded_and_forgotten_once_no_window_can_lack_them() -> None
     assert not center.ledger.book(REF).state.losses
 
 
-def test_the_delivery_of_an_edge_that_does_not_count_exactly_once_is_stated() -> None:
+@pytest.mark.parametrize("is_retired", [False, True])
+def test_the_delivery_of_an_edge_that_does_not_count_exactly_once_is_stated(is_retired: bool) -> None:
     center = Center("a", "b")
     both = (Delivery.AT_LEAST_ONCE, Delivery.AT_MOST_ONCE)
     streams = (StreamRecord("events", center.edges["b"].streams[0].columns, LIVE, both),)
     center.edges["b"] = replace(center.edges["b"], streams=streams)
     center.ledger.handle(EdgesChanged(tuple(center.edges.values())))
-    center.ledger.restore(REF, center.ledger.snapshot(REF))
-    center.says("a", MINUTE, close(0, 3))
-    (answer,) = center.says("b", MINUTE, close(0, 3))
+    center.ledger.restore(REF, snapshot(center.ledger, REF))
+    center.says("b", 9 * MINUTE, close(0, 3))
+    if is_retired:
+        center.retires("b")
+    answer, *_, after = center.says("a", 9 * MINUTE, close(0, 3), close(8 * MINUTE, 3))
+    assert ("delivery" in quality_of(after)["completeness"]) is not is_retired
     assert quality_of(answer)["completeness"]["delivery"] == {"b": ["at-least-once", "at-most-once"]}
     assert answer.facts.is_complete, "no loss is known"
 

@@ -9,7 +9,7 @@ import pytest
 
 from center.ledger import AT_ONCE_MS, Emission
 from center.ledger.answer_work import MAX_WORK
-from edgewater.model.streams import EdgeId
+from edgewater.base.streams import EdgeId
 from edgewater.wire import InputLoss
 from tests.center.ledger.test_ledger import MINUTE, REF, Center, close, reload, told
 from tests.center.statement_world import missing

@@ -11,6 +11,7 @@ from center.ledger.state import EdgeIncarnation, SliceState
 from edgewater.answers import Phase
 from edgewater.wire import FrameBody, Rest, SliceClose, Withheld, body_from_wire, body_to_wire
 from tests.center.ledger.test_ledger import MARGIN_MS, MINUTE, REF, Center, close, spec
+from tests.center.snapshots import snapshot
 from tests.center.statement_world import missing, quality_of
 
 DUE_MS = MINUTE + 1_800
@@ -109,7 +110,7 @@ def test_a_restarted_center_keeps_provisional_closes() -> None:
     center.says("b", MINUTE - 1, provisional(0, 9, 4), now_ms=MINUTE)
     again = Ledger(margin_ms=MARGIN_MS)
     again.handle(EdgesChanged(tuple(center.edges.values())))
-    again.load({REF: center.ledger.snapshot(REF)})
+    again.load({REF: snapshot(center.ledger, REF)})
     answer = only(again.handle(TimeAdvanced(DUE_MS)))
     assert missing(answer) == () and answer.facts.withheld["n"].above == 4
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from center.ledger.window_facts import window_facts
-from center.ledger.withheld import Totals
+from center.ledger.withheld import CloseTotals
 from edgewater.answers import WithheldBound
 from edgewater.answers.statement import violations_of_facts
 from edgewater.wire import Signs, SliceClose, Withheld
@@ -20,7 +20,7 @@ SPEC = query(SUMS, budget={"error": {"s": 5, "r": "1%"}})
 
 def codes(share: float = 0.01, signs: frozenset[int] = frozenset({1}), **withheld: Any) -> list[str]:
     bounds = {n: WithheldBound(above, 0.0, None, share, 0.0) for n, above in withheld.items()}
-    totals = Totals(1, 0, bounds, {"r": signs})
+    totals = CloseTotals(1, 0, bounds, {"r": signs})
     facts = window_facts(SPEC, totals, expected=1, missing=(), staleness_ms=0, first_staleness_ms=0)
     return [violation.code for violation in violations_of_facts(facts, SPEC)]
 
@@ -54,7 +54,7 @@ def test_the_largest_share_of_any_edge_and_slice_holds_and_none_for_values_of_bo
         return SliceClose(0, 5, 0, (Withheld("v", 2.0, 1.0, 1, None, signs, share, 0.0),))
 
     def bound(*closes: SliceClose) -> WithheldBound:
-        return (Totals.of_closes(closes, spec).withheld or {})["v"]
+        return (CloseTotals.of_closes(closes, spec).withheld or {})["v"]
 
     assert bound(close(0.01), close(0.03)) == WithheldBound(4.0, 2.0, None, 0.03, 0.0)
     assert bound(close(0.01), close(None)).above_share == math.inf

@@ -14,18 +14,20 @@ from hypothesis import strategies as st
 
 from center.ledger import EdgesChanged, Emission, FramesMerged, FrameSummary, Ledger, QueryRegistered, TimeAdvanced
 from center.ledger.sessionize import ObservedSession, connected_slices, session_windows
-from center.results import AnswerRecord, MergedDelta, ResultStore
+from center.results import AnswerRecord, ResultStore
+from center.storage.delta_segments import Delta
 from edgewater.answers import UNKNOWN, Cause, LateRecords, Phase, SessionFacts
 from edgewater.answers.uniting import with_late
-from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.streams import EdgeId
-from edgewater.model.timestamps import rfc3339
+from edgewater.base.streams import EdgeId
+from edgewater.base.timestamps import rfc3339
+from edgewater.model.registered_query import RegisteredQuery, query_key
 from edgewater.model.windows import SessionWindow
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import FrameBody, SliceClose
 from tests.center.ledger.test_ledger import Center, told
 from tests.center.results_world import Job, edge_record, total
 from tests.center.session_world import GAP, REF, Edge, brute_force, spec
+from tests.center.snapshots import snapshot
 from tests.center.statement_world import missing, quality_of
 from tests.examples import examples
 
@@ -276,17 +278,17 @@ class Course:
                 self.now_ms += millis
                 self.hear(self.ledger.handle(TimeAdvanced(self.now_ms)))
                 if restart:
-                    state = self.ledger.snapshot(REF)
+                    state = snapshot(self.ledger, REF)
                     self.ledger = Ledger()
                     self.ledger.handle(self.listed)
                     self.ledger.restore(REF, state)
-                    assert self.ledger.snapshot(REF) == state
+                    assert snapshot(self.ledger, REF) == state
 
     def arrives(self, number: int, bodies: list[FrameBody]) -> None:
         facts = facts_of(self.edges[number], bodies, self.position)
         self.position += len(facts)
         if facts:
-            before = {REF: self.ledger.snapshot(REF)}
+            before = {REF: snapshot(self.ledger, REF)}
             try:
                 with self.ledger.transaction():
                     self.ledger.handle(FramesMerged(tuple(facts), self.now_ms))
@@ -359,7 +361,7 @@ def check(course: Course) -> None:
         assert (into is not None) == (gone.window_end_ms == gone.window_start_ms)
         assert into is None or into in newest
     assert course.ledger.after_final(REF) == 0 and course.ledger.next_deadline() is None
-    assert [e for e in json.loads(course.ledger.snapshot(REF))["entries"] if e[0] != "sealed"] == []
+    assert [e for e in json.loads(snapshot(course.ledger, REF))["entries"] if e[0] != "sealed"] == []
 
 
 @given(st.lists(STEP, max_size=15), st.integers(0, 2), st.integers(-4000, 4000))
@@ -403,7 +405,7 @@ def ship(job: Job, edge: Edge, **how: Any) -> None:
         for partial in body.partials:
             parts[partial.slice_start_ms].append(partial.synopsis)
     job.position += len(facts)
-    deltas = [MergedDelta(REF, start, GroupedAggregate.merge_bytes(p)) for start, p in parts.items()]
+    deltas = [Delta(query_key(REF), start, GroupedAggregate.merge_bytes(p)) for start, p in parts.items()]
     for _ in range(2):  # a batch that Spark runs again changes nothing
         job.store.apply(job.ledger, deltas, facts, {"q@1": job.position}, 0)
         deltas, facts = [], []
@@ -468,6 +470,6 @@ def test_a_loaded_ledger_continues_its_sessions(tmp_path: Path) -> None:
     ship(job, a)
     store, ledger = ResultStore(url), Ledger()
     store.load_ledger(ledger)
-    assert ledger.snapshot(REF) == job.ledger.snapshot(REF)
+    assert snapshot(ledger, REF) == snapshot(job.ledger, REF)
     store.close()
     job.store.close()

@@ -9,11 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from center.ledger import EdgesChanged, FramesMerged, FrameSummary, Ledger, QueryRegistered, pack_state, stored_state
+from edgewater.base.streams import EdgeId, StreamClock
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.streams import LIVE, EdgeId, StreamClock
 from edgewater.wire import SliceClose
-from tests.center.ledger.test_ledger_properties import CLOCKS, COURSE, REF, SPECS, course, record
+from tests.center.ledger.test_ledger_properties import CLOCKS, COURSE, REF, SPECS, course
+from tests.center.results_world import edge_record
+from tests.center.snapshots import snapshot
 from tests.examples import examples
 
 SPEC = QuerySpec.from_mapping(
@@ -72,13 +74,13 @@ def test_rows_give_the_state_back_after_any_event_and_any_failure(
                 ledger.handle(listed)
                 ledger.load({REF: rows.snapshot()})
             if rows.state:
-                assert ledger.snapshot(REF) == steady.snapshot(REF)
+                assert snapshot(ledger, REF) == snapshot(steady, REF)
 
 
 def fed(edges: int, rows: Rows) -> Ledger:
     """A ledger of many edges, of which each has closed a slice."""
     ledger = Ledger()
-    ledger.handle(EdgesChanged(tuple(record(f"e{n:04d}", False, LIVE) for n in range(edges))))
+    ledger.handle(EdgesChanged(tuple(edge_record(f"e{n:04d}") for n in range(edges))))
     rows.handle(ledger, QueryRegistered(RegisteredQuery(REF, SPEC, 0, None)))
     rows.handle(ledger, FramesMerged(tuple(closing(n, 0) for n in range(edges)), 10_000))
     return ledger
@@ -99,5 +101,5 @@ def test_a_frame_of_one_edge_among_many_writes_the_parts_of_that_edge() -> None:
     assert max(first, rows.written) < 16_000
     again = Ledger()
     again.restore(REF, rows.snapshot())
-    assert again.snapshot(REF) == ledger.snapshot(REF)
+    assert snapshot(again, REF) == snapshot(ledger, REF)
     assert len(again.book(REF).state.through_ms) == 1_000

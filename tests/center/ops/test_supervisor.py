@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from center.ops.supervisor import Backoff, ComponentCommand, Supervisor, describe_exit, exclusive_lock
-from edgewater.model.errors import InvalidConfig, StorageError
+from edgewater.base.errors import InvalidConfig, StorageError
+from tests.refusals import refused
 
 WAIT_S = 120.0
 SLEEPER = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); signal.pause()"
@@ -133,7 +134,7 @@ def test_a_component_that_cannot_use_its_configuration_is_not_started_again_and_
     supervisor = supervise(
         tmp_path, ComponentCommand("api", python(SLEEPER)), ComponentCommand("job", python("import sys; sys.exit(2)"))
     )
-    with pytest.raises(InvalidConfig, match="job"):
+    with refused(InvalidConfig, "job"):
         asyncio.run(asyncio.wait_for(supervisor.run(asyncio.Event()), WAIT_S))
     assert supervisor.restarts == {"api": 0, "job": 0}
     assert supervisor.pids == {}
@@ -172,7 +173,7 @@ def test_an_exit_is_described_by_its_code_or_its_signal() -> None:
 def test_two_supervisors_never_share_a_directory(tmp_path: Path) -> None:
     with (
         exclusive_lock(tmp_path),
-        pytest.raises(StorageError, match="another `edgewater center run`"),
+        pytest.raises(StorageError),
         exclusive_lock(tmp_path),
     ):
         pass

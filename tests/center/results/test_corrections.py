@@ -17,7 +17,7 @@ from center.results.corrections import MAX_CORRECTED, WAIT_MS
 from center.results.late_records import late_by_window
 from edgewater.answers import Amount, Cause, Phase, WithheldBound
 from edgewater.wire import DroppedRecords, DropReason, Withheld
-from tests.center.results_world import KEY, MINUTE, REF, Job, total
+from tests.center.results_world import KEY, MINUTE, REF, Job, answers_after, total
 
 OpenJob = Callable[..., Job]
 LAST = 1 << 40
@@ -184,7 +184,7 @@ def test_no_correction_is_lost_or_written_twice_by_kills(job: Job, open_job: Ope
 
     event.listen(job.store._engine, "before_cursor_execute", refuse)
     before = job.contents()
-    with pytest.raises(OSError, match="the disk is gone"):
+    with pytest.raises(OSError):
         job.store.correct(2)
     assert job.contents() == before
     again = open_job("a", "b")
@@ -215,7 +215,7 @@ def test_a_correction_of_a_deleted_query_ends_with_the_answer_that_has_its_data(
     monkeypatch.setattr("center.results.writes.MAX_TRIMMED_WINDOWS", 1)
     left = list[int]()
     while job.store.trim(LAST):
-        records = job.store.answers_after(0, 9)
+        records = answers_after(job.store, 0, 9)
         assert all(record.synopsis is not None for record in records)
         left.append(len(records))
     assert len(left) > 1 and left[-1] == 0

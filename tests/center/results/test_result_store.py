@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -19,14 +20,18 @@ from center.results.late_records import MAX_RANGES, late_by_window
 from center.results.writes import MAX_SIDE_BY_SIDE
 from center.storage.database import open_engine
 from edgewater.answers import NO_LATE, Cause, Phase
-from edgewater.model.errors import Conflict, IncompatibleState, InvalidRequest, NotFound, StorageError
+from edgewater.answers.uniting import MAX_DEVICES
+from edgewater.base.errors import Conflict, IncompatibleState, InvalidRequest, NotFound, StorageError
+from edgewater.base.streams import MAX_CONSTANT
 from edgewater.model.measure import Measure
 from edgewater.runtime.state_release import RELEASE
 from edgewater.synopses import GroupedAggregate
 from edgewater.synopses.encoding import codec
 from edgewater.wire import DroppedRecords, DropReason, QueryRef
-from tests.center.results_world import KEY, MINUTE, REF, Job, edge_record, partial, registered, total
+from tests.center.results_world import KEY, MINUTE, REF, Job, answers_after, edge_record, partial, registered, total
+from tests.center.snapshots import snapshot
 from tests.examples import examples
+from tests.refusals import refused
 
 OpenJob = Callable[..., Job]
 
@@ -151,6 +156,33 @@ def test_ranges_of_rejected_records_with_one_start_are_kept_apart_and_bounded(op
     assert again.states_late(REF)
 
 
+def test_rejected_records_of_devices_are_kept_apart_whatever_the_length_of_their_names(open_job: OpenJob) -> None:
+    job = open_job("a", lateness="10m")
+    only = {json.dumps({"host": end * MAX_CONSTANT}) for end in ("x", "\u00e9")}
+    for _ in range(2):
+        fact, deltas = job.frame("a", 0)
+        dropped = tuple(DroppedRecords(0, DropReason.WRONG_TYPE, 2, MINUTE, only=each) for each in only)
+        job.batch((replace(fact, dropped=dropped), deltas))
+    job.batch(job.frame("a", MINUTE, m0=1))
+    stated = job.store.answer(REF, 0, 1).facts.by_cause(Cause.REJECTED)
+    assert {json.dumps(dict(each.only)): each.records for each in stated} == dict.fromkeys(only, 4)
+
+
+def test_the_devices_that_a_window_tells_apart_are_bounded(open_job: OpenJob) -> None:
+    job, each = open_job("a", window={"sliding": "10m", "every": "1m"}), MAX_DEVICES // 10 + 1
+    for at in range(10):
+        fact, deltas = job.frame("a", 0)
+        devices = [f'{{"host":{each * at + n}}}' for n in range(each)]
+        dropped = (DroppedRecords(at * MINUTE, DropReason.WRONG_TYPE, 1, (at + 1) * MINUTE, only=o) for o in devices)
+        job.batch((replace(fact, dropped=tuple(dropped)), deltas))
+    windows = [(-MINUTE, 9 * MINUTE), (0, 10 * MINUTE)]
+    with job.store._engine.connect() as connection:
+        most, all_of_them = late_by_window(connection, KEY, windows).values()
+    assert len(most) == 9 * each and {kind: late.records for kind, late in all_of_them.items()} == {
+        "wrong-type": 10 * each
+    }
+
+
 def test_late_and_rejected_records_are_found_by_window_whatever_the_length_of_their_ranges(job: Job) -> None:
     rng = np.random.default_rng(7)
     starts, lengths = rng.integers(0, 60, 80) * MINUTE, rng.choice([1, 1, 2, 5, 40], 80) * MINUTE
@@ -205,13 +237,13 @@ def test_deltas_of_a_slice_are_merged_when_there_are_too_many(job: Job) -> None:
 def test_a_batch_that_is_applied_again_changes_nothing(job: Job) -> None:
     frames = [job.frame("a", MINUTE, m0=1), job.frame("b", MINUTE, m0=2)]
     assert len(job.batch(*frames)) == 1
-    before, state = job.contents(), job.ledger.snapshot(REF)
+    before, state = job.contents(), snapshot(job.ledger, REF)
     assert job.batch(*frames) == []
     after = job.contents()
     for renewed in ("result_counters", "leases"):
         del before[renewed], after[renewed]
     assert after == before
-    assert job.ledger.snapshot(REF) == state
+    assert snapshot(job.ledger, REF) == state
 
 
 def test_a_batch_that_is_applied_again_after_a_restart_changes_nothing(open_job: OpenJob, job: Job) -> None:
@@ -240,7 +272,7 @@ TABLES = ("deltas", "ledger_queries", "ledger_entries", "answers", "shipped", "c
 @pytest.mark.parametrize("table", TABLES)
 def test_a_failure_in_mid_transaction_leaves_store_and_ledger_as_they_were(job: Job, table: str) -> None:
     job.batch(job.frame("a", MINUTE, m0=1, m1=1))
-    before, state = job.contents(), job.ledger.snapshot(REF)
+    before, state = job.contents(), snapshot(job.ledger, REF)
     frames = [job.frame("b", MINUTE, m0=2, m1=2), job.frame("a", MINUTE, m0=4)]
     broken = True
 
@@ -249,9 +281,9 @@ def test_a_failure_in_mid_transaction_leaves_store_and_ledger_as_they_were(job: 
             raise OSError("the disk is gone")
 
     event.listen(job.store._engine, "before_cursor_execute", refuse)
-    with pytest.raises(OSError, match="the disk is gone"):
+    with pytest.raises(OSError):
         job.batch(*frames)
-    assert job.ledger.snapshot(REF) == state
+    assert snapshot(job.ledger, REF) == state
     assert job.contents() == before
     broken = False
     (emission,) = job.batch(*frames)
@@ -260,7 +292,7 @@ def test_a_failure_in_mid_transaction_leaves_store_and_ledger_as_they_were(job: 
 
 
 def test_a_commit_that_fails_leaves_the_ledger_as_it_was(job: Job) -> None:
-    state = job.ledger.snapshot(REF)
+    state = snapshot(job.ledger, REF)
     failures = [OSError("no space left on device")]
 
     def refuse(_conn: Any) -> None:
@@ -269,15 +301,15 @@ def test_a_commit_that_fails_leaves_the_ledger_as_it_was(job: Job) -> None:
 
     event.listen(job.store._engine, "commit", refuse)
     frame = job.frame("a", MINUTE, m0=1)
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(OSError):
         job.batch(frame)
-    assert job.ledger.snapshot(REF) == state
+    assert snapshot(job.ledger, REF) == state
     job.batch(frame)
     assert job.store.consumed() == {KEY: 1}
 
 
 def test_a_ledger_that_cannot_be_loaded_again_at_once_is_loaded_before_the_next_batch(job: Job) -> None:
-    state = job.ledger.snapshot(REF)
+    state = snapshot(job.ledger, REF)
     broken = True
 
     def refuse(*_: Any) -> None:
@@ -287,12 +319,12 @@ def test_a_ledger_that_cannot_be_loaded_again_at_once_is_loaded_before_the_next_
     frames = [job.frame("a", MINUTE, m0=1), job.frame("b", MINUTE, m0=2)]
     event.listen(job.store._engine, "commit", refuse)
     for _ in range(2):
-        with pytest.raises(OSError, match="the server is gone"):
+        with pytest.raises(OSError):
             job.batch(*frames)
         assert job.ledger.next_deadline() == AT_ONCE_MS
     broken = False
     assert job.store.tick(job.ledger, [], 0) == []
-    assert job.ledger.snapshot(REF) == state
+    assert snapshot(job.ledger, REF) == state
     (emission,) = job.batch(*frames)
     assert (emission.revision, total(job.store.answer(REF, 0, 1).synopsis)) == (1, 3)
 
@@ -307,7 +339,7 @@ def test_a_commit_whose_confirmation_is_lost_is_noticed_and_not_repeated(url: st
     with pytest.raises(Conflict):
         job.batch(*frames)
     assert job.batch(*frames) == []
-    assert job.ledger.snapshot(REF) == shadow.snapshot(REF)
+    assert snapshot(job.ledger, REF) == snapshot(shadow, REF)
     assert job.store.revisions(REF, 0) == [1]
     real.close()
 
@@ -324,7 +356,7 @@ def test_a_partial_of_another_shape_is_refused_on_arrival(job: Job) -> None:
     measure = Measure.parse("s", "sum(x)")
     floats = GroupedAggregate({}, {"s": measure.function.make((), pa.float64())}).to_bytes()
     fact, deltas = job.frame("b", 0, m1=2)
-    foreign = replace(deltas[0], synopsis=floats, position=fact.position)
+    foreign = replace(deltas[0], data=floats, position=fact.position)
     job.store.apply(job.ledger, [foreign, *deltas], [fact], {KEY: fact.position}, 0)
     (refused,) = job.store.take_refused()
     assert (refused.delta.query, refused.delta.slice_start_ms) == (KEY, MINUTE)
@@ -366,7 +398,7 @@ def test_partials_that_merge_only_one_by_one_cost_themselves_when_their_window_i
     job.batch(job.frame("a", 0, m0=1))
     for synopsis in (huge(5), huge(7)):
         fact, (delta,) = job.frame("b", 0, m0=3)
-        job.store.apply(job.ledger, [replace(delta, synopsis=synopsis)], [fact], {KEY: fact.position}, 0)
+        job.store.apply(job.ledger, [replace(delta, data=synopsis)], [fact], {KEY: fact.position}, 0)
     assert job.store.take_refused() == []
     job.batch(job.frame("b", MINUTE, m1=9))
     (emission,) = job.batch(job.frame("a", MINUTE, m1=2))
@@ -383,8 +415,8 @@ def test_partials_that_merge_only_one_by_one_cost_themselves_when_their_window_i
 def test_many_partials_of_one_slice_of_which_some_do_not_merge_cost_only_those(job: Job) -> None:
     for n in range(12):
         fact, (delta,) = job.frame("a", 0, m0=1)
-        synopsis = huge(1_000) if n in (3, 7) else delta.synopsis
-        job.store.apply(job.ledger, [replace(delta, synopsis=synopsis)], [fact], {KEY: fact.position}, 0)
+        synopsis = huge(1_000) if n in (3, 7) else delta.data
+        job.store.apply(job.ledger, [replace(delta, data=synopsis)], [fact], {KEY: fact.position}, 0)
     job.batch(job.frame("b", MINUTE))
     job.batch(job.frame("a", MINUTE))
     record = job.store.latest(REF)
@@ -399,7 +431,7 @@ def test_a_frame_beyond_the_batchs_end_is_refused(job: Job) -> None:
 
 
 def test_frames_do_not_come_in_through_a_tick(job: Job) -> None:
-    with pytest.raises(ValueError, match="apply"):
+    with pytest.raises(ValueError):
         job.store.tick(job.ledger, [FramesMerged((), 0)], 0)
 
 
@@ -467,7 +499,7 @@ def test_answers_are_exact_however_often_the_job_is_restarted_and_batches_are_re
 # Queries come and go
 
 
-def test_a_deleted_querys_state_is_dropped_and_its_answers_stay_until_forgotten(open_job: OpenJob, job: Job) -> None:
+def test_a_deleted_querys_state_is_dropped_and_its_answers_stay(open_job: OpenJob, job: Job) -> None:
     job.batch(job.frame("a", MINUTE, m0=1, m1=1), job.frame("b", MINUTE))
     job.store.tick(job.ledger, [QueryDeleted(REF)], 0)
     assert (job.count(t.deltas), job.count(t.ledger_entries)) == (0, 0)
@@ -475,10 +507,6 @@ def test_a_deleted_querys_state_is_dropped_and_its_answers_stay_until_forgotten(
     late = job.frame("a", 2 * MINUTE, m1=1)
     assert job.batch(late) == []
     assert (job.count(t.deltas), job.store.consumed()) == (0, {KEY: 3})
-    job.store.forget(REF)
-    assert job.store.latest(REF) is None
-    assert job.store.shipped(REF) == {}
-    assert job.store.last_answer_id() == 1, "ids are never given twice"
     ledger = Ledger()
     job.store.load_ledger(ledger)
     assert ledger.is_deleted(REF) and ledger.queries() == []
@@ -488,7 +516,7 @@ def test_frames_of_a_query_that_the_ledger_does_not_know_fail_the_batch(job: Job
     other = Job.__new__(Job)
     other.__dict__.update(job.__dict__, ref=QueryRef("unknown", 1))
     before = job.contents()
-    with pytest.raises(NotFound, match="unknown@1"):
+    with pytest.raises(NotFound):
         other.batch(other.frame("a", 0, m0=1))
     assert job.contents() == before
 
@@ -525,7 +553,7 @@ def test_the_last_windows_are_found_by_the_start_of_the_first_of_them(open_job: 
 
 
 def test_a_foreign_cursor_is_refused(job: Job) -> None:
-    with pytest.raises(InvalidRequest, match="cursor"):
+    with refused(InvalidRequest, "cursor"):
         job.store.windows(REF, None, None, 3, "x")
 
 
@@ -540,17 +568,17 @@ def test_the_windows_at_a_time_are_those_that_contain_it(open_job: OpenJob) -> N
 
 def test_answers_after_an_id_come_in_the_order_they_were_given(open_job: OpenJob) -> None:
     store = four_windows(open_job).store
-    assert [(r.answer_id, r.window_start_ms // MINUTE, r.revision) for r in store.answers_after(2, 10)] == [
+    assert [(r.answer_id, r.window_start_ms // MINUTE, r.revision) for r in answers_after(store, 2, 10)] == [
         (3, 2, 1), (4, 3, 1), (5, 1, 2),
     ]  # fmt: skip
-    assert [r.answer_id for r in store.answers_after(0, 2, REF)] == [1, 2]
-    assert store.answers_after(0, 10, QueryRef("q", 2)) == []
+    assert [r.answer_id for r in answers_after(store, 0, 2, REF)] == [1, 2]
+    assert answers_after(store, 0, 10, QueryRef("q", 2)) == []
     assert store.last_answer_id() == 5
 
 
 def test_a_revision_that_was_never_given_is_not_found(open_job: OpenJob) -> None:
     store = four_windows(open_job).store
-    with pytest.raises(NotFound, match="no revision 3 of the window at 60000 ms"):
+    with pytest.raises(NotFound):
         store.answer(REF, MINUTE, 3)
     assert store.revisions(REF, 77) == []
     assert store.latest(QueryRef("none", 1)) is None

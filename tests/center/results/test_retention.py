@@ -11,8 +11,8 @@ from center.ledger import AT_ONCE_MS, QueryDeleted
 from center.results import ResultStore, trimming
 from center.results import schema as t
 from center.results.writes import MAX_TRIMMED_WINDOWS
-from edgewater.model.errors import StorageError
-from tests.center.results_world import MINUTE, REF, Job
+from edgewater.base.errors import StorageError
+from tests.center.results_world import MINUTE, REF, Job, answers_after
 
 OpenJob = Callable[..., Job]
 DAY = 1 << 40
@@ -53,7 +53,7 @@ def test_dropped_answers_are_not_given_again_and_do_not_affect_later_ones(open_j
     again = open_job("a")
     again.position = job.position
     assert [e.window_start_ms for e in again.batch(again.frame("a", 2 * MINUTE, m0=1, m1=2))] == [MINUTE]
-    assert [r.answer_id for r in again.store.answers_after(0, 10)] == [2]
+    assert [r.answer_id for r in answers_after(again.store, 0, 10)] == [2]
 
 
 def test_a_merged_session_is_dropped_with_the_final_one_after_it(job: Job) -> None:

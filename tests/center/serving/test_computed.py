@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from center.serving.computed import ComputedValue, RowSelection
 from center.serving.measures import MeasureQuestions
-from edgewater.model.errors import InvalidRequest
+from center.serving.row_selection import RowSelection
+from edgewater.base.errors import InvalidRequest
+from edgewater.model.computed import ComputedValue
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import Estimates
 from tests.center.rendered import render, to_table
@@ -73,6 +74,16 @@ def test_exact_measures_give_an_exact_result() -> None:
     assert ratio.lower[0] == ratio.value[0] == ratio.upper[0] == 1 / 3 and ratio.confidence == 1.0
 
 
+def test_the_rounding_of_large_terms_that_cancel_is_in_the_interval() -> None:
+    one = computed("(n + 1e17) - 1e17", n=interval_of([(1, 1)], [1]))
+    assert one.lower[0] <= 1 <= one.upper[0]
+    values = (94_906_267.0, 94_906_265.0, 94_906_266.0)
+    each = {name: interval_of([(value, value)], [value]) for name, value in zip("abc", values, strict=True)}
+    difference = computed("a * b - c * c", **each)
+    assert difference.lower[0] <= 94_906_267 * 94_906_265 - 94_906_266**2 <= difference.upper[0]
+    assert difference.value[0] != -1, "float64 has not the exact products"
+
+
 def test_a_denominator_that_may_be_zero_leaves_the_bounds_unknown_and_zero_leaves_no_value() -> None:
     ratio = computed("a / b", a=interval_of([(1, 2), (1, 1)], [1, 1]), b=interval_of([(-1, 1), (0, 0)], [1, 0]))
     assert np.isnan(ratio.lower).all() and np.isnan(ratio.upper).all()
@@ -97,8 +108,12 @@ DATA = aggregate(
 ).to_bytes()
 
 
+def names(query: QuerySpec) -> list[str]:
+    return [*query.group_by, *(measure.name for measure in query.measures)]
+
+
 def questions(compute: Sequence[str] = (), query: QuerySpec = QUERY, **selection: Any) -> MeasureQuestions:
-    values = tuple(ComputedValue.parse(text, query) for text in compute)
+    values = tuple(ComputedValue.parse(text, names(query)) for text in compute)
     return MeasureQuestions(computed=values, selection=RowSelection(**selection))
 
 
@@ -174,7 +189,7 @@ def test_a_ratio_of_quantiles_is_computed_from_their_columns() -> None:
 )
 def test_a_wrong_computed_value_is_refused_with_what_is_accepted(compute: str, accepted: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        ComputedValue.parse(compute, QUERY)
+        ComputedValue.parse(compute, names(QUERY))
     assert refused.value.field == "compute" and accepted in refused.value.accepted
 
 

@@ -13,14 +13,14 @@ from center.job.function_rates import FunctionRates
 from center.results import AnswerRecord
 from center.serving.evaluator import Evaluator
 from center.serving.measures import MeasureQuestions
-from center.serving.question_lines import WindowQuestion
+from center.serving.question_lines import read_question
 from center.serving.stored_windows import StoredWindows
 from center.serving.synopsis_cache import SynopsisCache
 from edge.core import EdgeCore, SamplingSet, StreamSpec
 from edgewater.answers import Phase, WithheldBound
+from edgewater.base.streams import LIVE
 from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.streams import LIVE
 from edgewater.synopses import function_named
 from tests.center.accuracy_world import BEGIN_MS, COLUMNS, DISORDER_MS, REF, WINDOW_MS, spec
 from tests.center.rendered import render, to_table
@@ -175,7 +175,7 @@ def test_kmeans_gives_named_numbers_and_a_stream_of_questions_gets_them_too(tmp_
     decoded = SynopsisCache(1 << 20)
     registered = RegisteredQuery(REF, query, 0, None)
     asked = Evaluator(StoredWindows(world.store, registered, decoded, lambda name: registered), decoded)
-    (line,) = asked.answer(WindowQuestion.from_mapping({"id": 1, "window": record.window_start_ms}, int))
+    (line,) = asked.answer(read_question({"id": 1, "window": record.window_start_ms}))
 
     names = [value["name"] for value in cell["values"]]
     assert names == ["centroids[0][0]", "centroids[0][1]", "centroids[1][0]", "centroids[1][1]", "inertia"]

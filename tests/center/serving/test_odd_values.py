@@ -15,7 +15,7 @@ from center.api.answer_cache import to_json
 from center.serving.measures import MeasureQuestions
 from center.serving.predictions import with_prediction
 from edgewater.answers import Facts, Predicted
-from edgewater.answers.cells import Column
+from edgewater.answers.cells import CellColumn
 from edgewater.answers.own_error import OwnError
 from edgewater.answers.statement import judged
 from edgewater.model.query import QuerySpec
@@ -98,7 +98,7 @@ def test_an_early_answer_does_not_predict_what_is_nan_already() -> None:
     assert stated.odd.all() and np.isnan([*stated.lower, *stated.upper]).all()
     own = OwnError()
     own.note(arrived)
-    contract = judged(Facts(1, 1, 1.0), [Column("v", (), own)], spec).contract
+    contract = judged(Facts(1, 1, 1.0), [CellColumn("v", (), own)], spec).contract
     assert contract.codes == "accuracy"
     large = replace(predicted, interval=(2.0**61,) * 3)
     stated = with_prediction(Estimates.exact(np.array([4.0])), measure, large, {})

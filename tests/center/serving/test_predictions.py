@@ -8,7 +8,7 @@ import pytest
 
 from center.serving.predictions import RecordsOut, SynopsisAccuracy
 from edgewater.answers import Bounds, Facts, Predicted
-from edgewater.answers.cells import Column
+from edgewater.answers.cells import CellColumn
 from edgewater.answers.own_error import OwnError
 from edgewater.answers.statement import Contract, judged
 from edgewater.model.query import QuerySpec
@@ -80,7 +80,9 @@ def test_an_interval_wider_than_the_error_and_a_lost_bound_violate_the_accuracy(
         assert out is not None and accuracy is not None
         own = data["m"].query(question)
         accuracy.note(data["m"], own, out.widen(data["m"], own, question), out.missing, None)
-        return judged(Facts(1, 1, 1.0), [Column("m", (), OwnError(), accuracy_error=accuracy.worst)], query).contract
+        return judged(
+            Facts(1, 1, 1.0), [CellColumn("m", (), OwnError(), accuracy_error=accuracy.worst)], query
+        ).contract
 
     assert contract(a=104).met
     (wide,) = contract(a=107).violations

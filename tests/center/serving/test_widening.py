@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from center.serving.evaluator import AnsweredWindows, Evaluator, WindowAnswer
-from center.serving.question_lines import WindowQuestion
+from center.results import AnswerRecord
+from center.serving.evaluator import AnsweredWindows, Evaluator
+from center.serving.question_lines import read_question
 from center.serving.synopsis_cache import SynopsisCache
 from center.serving.widening import Lacking, Widening
 from center.serving.withheld import GroupsWithheld
@@ -28,6 +29,7 @@ from edgewater.answers import (
 )
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import GroupedAggregate
+from edgewater.wire import QueryRef
 
 SPEC = QuerySpec.from_mapping(
     {
@@ -51,34 +53,34 @@ def aggregate() -> GroupedAggregate:
     return made
 
 
-def window(start_ms: int, predicted: Predicted | None, *deviations: Deviation) -> WindowAnswer:
+def window(start_ms: int, predicted: Predicted | None, *deviations: Deviation) -> AnswerRecord:
     rests = dict.fromkeys((m.name for m in SPEC.measures), None)
     facts = Facts(1, 1, 1.0, deviations=deviations, rests=rests, predicted=predicted)
-    return WindowAnswer((start_ms,), start_ms, start_ms + 3000, Phase.EARLY, 0, facts)
+    return AnswerRecord(0, QueryRef("q", 1), start_ms, start_ms + 3000, 1, Phase.EARLY, 0, 0, facts, None)
 
 
 def widening(facts: Facts) -> Widening:
     """Returns the widening of the rows of an answer."""
-    return Widening(GROUPS, NOTHING_WITHHELD, Lacking.of([facts], GROUPS, 2), facts.predicted, None)
+    return Widening(GROUPS, NOTHING_WITHHELD, Lacking.of(facts, GROUPS, 2), facts.predicted, None)
 
 
 @dataclass(frozen=True)
 class Windows:
     """Answered windows with the data of `aggregate`."""
 
-    answers: Sequence[WindowAnswer]
+    answers: Sequence[AnswerRecord]
     spec: QuerySpec = SPEC
 
-    def latest(self, count: int) -> Sequence[WindowAnswer]:
+    def latest(self, count: int) -> Sequence[AnswerRecord]:
         return self.answers[-count:]
 
-    def at(self, time_ms: int) -> Sequence[WindowAnswer]:
-        return [w for w in self.answers if w.start_ms <= time_ms < w.end_ms]
+    def at(self, time_ms: int) -> Sequence[AnswerRecord]:
+        return [w for w in self.answers if w.window_start_ms <= time_ms < w.window_end_ms]
 
-    def starting(self, start_ms: int) -> WindowAnswer | None:
-        return next((w for w in self.answers if w.start_ms == start_ms), None)
+    def starting(self, start_ms: int) -> AnswerRecord | None:
+        return next((w for w in self.answers if w.window_start_ms == start_ms), None)
 
-    def aggregate(self, window: WindowAnswer) -> GroupedAggregate:
+    def aggregate(self, window: AnswerRecord) -> GroupedAggregate:
         return aggregate()
 
     def empty(self, windows: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
@@ -88,9 +90,9 @@ class Windows:
         return self
 
 
-def bounds(*answers: WindowAnswer, **line: Any) -> list[tuple[float | None, float | None]]:
+def bounds(*answers: AnswerRecord, **line: Any) -> list[tuple[float | None, float | None]]:
     """Returns lower and upper of each group in the answer to one question line."""
-    question = WindowQuestion.from_mapping({"latest": len(answers), **line}, int)
+    question = read_question({"latest": len(answers), **line})
     (said,) = Evaluator(Windows(answers), SynopsisCache(1 << 20)).answer(question)
     return [(cell["lower"], cell["upper"]) for cell in said.get("data", [said])]
 
@@ -152,7 +154,7 @@ def test_only_a_measures_own_value_has_a_bound_beside_a_missing_edge() -> None:
 def test_what_an_edge_withholds_widens_the_groups_that_the_edge_may_have_records_of() -> None:
     own = {"n": WithheldBound(3.0, 0.0)}
 
-    def holding(start_ms: int, only: dict[str, str]) -> WindowAnswer:
+    def holding(start_ms: int, only: dict[str, str]) -> AnswerRecord:
         plain, constants = window(start_ms, None), {"e": only} if only else {}
         edges = EdgeStatements(withheld={"e": own}, only=constants)
         return replace(plain, facts=replace(plain.facts, withheld=own, edges=edges))

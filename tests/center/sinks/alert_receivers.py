@@ -1,4 +1,4 @@
-"""The web server that gets the notices of alerts in tests."""
+"""The web servers that get the notices of alerts, and the series of remote write, in tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+import cramjam
+
+from edgewater.wire import remote_write_pb2 as pb
 
 
 class Receiver:
@@ -33,9 +37,7 @@ class Receiver:
                     return  # the sender was killed
                 receiver.asked += 1
                 receiver.replies.wait(30)
-                if receiver.status == 200:
-                    receiver.got.append((dict(self.headers), body))
-                self.send_response(receiver.status)
+                self.send_response(receiver.take(dict(self.headers), body))
                 self.send_header("Content-Length", str(len(receiver.reply)))
                 self.end_headers()
                 self.wfile.write(receiver.reply)
@@ -55,12 +57,18 @@ class Receiver:
             scheme = "https"
         self.url = f"{scheme}://127.0.0.1:{self.server.server_port}/hook?token=secret"
 
+    def take(self, headers: dict[str, str], body: bytes) -> int:
+        """Returns the status of the reply."""
+        if self.status == 200:
+            self.got.append((headers, body))
+        return self.status
+
     @property
     def notices(self) -> list[dict[str, Any]]:
         return [json.loads(body) for _, body in self.got]
 
     @contextmanager
-    def serving(self) -> Iterator[Receiver]:
+    def serving(self) -> Iterator[Self]:
         thread = threading.Thread(target=self.server.serve_forever)
         thread.start()
         try:
@@ -70,3 +78,27 @@ class Receiver:
             self.server.shutdown()
             thread.join()
             self.server.server_close()
+
+
+class SeriesReceiver(Receiver):
+    """A receiver of remote write, which refuses what Prometheus refuses: another value of a series at one time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.samples: dict[tuple[tuple[str, str], ...], dict[int, float]] = {}
+
+    def take(self, headers: dict[str, str], body: bytes) -> int:
+        found = []
+        for raw in pb.WriteRequest.FromString(bytes(cramjam.snappy.decompress_raw(body))).timeseries:
+            series = pb.TimeSeries.FromString(raw)
+            labels = [pb.Label.FromString(label) for label in series.labels]
+            (sample,) = series.samples
+            found.append((tuple((x.name, x.value) for x in labels), sample.timestamp, sample.value))
+        for labels_, at, value in found:
+            if self.samples.get(labels_, {}).get(at, value) != value:
+                return 400
+            self.samples.setdefault(labels_, {})[at] = value
+        return 204
+
+    def values(self, metric: str) -> list[float]:
+        return sorted(v for s, each in self.samples.items() if dict(s)["__name__"] == metric for v in each.values())

@@ -6,6 +6,7 @@ import itertools
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from sqlalchemy.engine import make_url
 from center.sinks import SinkContext, read_definition
 from center.sinks.base import Sink
 from center.sinks.testing import Contents
-from edgewater.model.timestamps import parse_time
-from sim.demo.brokers import KafkaBroker
+from edgewater.base.timestamps import parse_time
+from tests.brokers import KafkaBroker
 from tests.center.postgres import PostgresServer
 
 NUMBERS = itertools.count(1)
@@ -122,19 +123,22 @@ class Kafka(System):
         self.broker, self.topic = broker, f"answers-{next(NUMBERS)}"
         self.document = {"kind": "kafka", "brokers": [broker.address], "topic": self.topic}
 
-    def values(self, query: str, version: int) -> list[dict[str, Any]]:
-        """As a consumer sees a topic that is compacted: the last value of each key."""
-        newest: dict[str, Any] = {}
+    def messages(self) -> list[tuple[str, bytes | None]]:
+        found = []
         groups = {"group.id": "reader", "enable.partition.eof": True, "isolation.level": "read_committed"}
-        consumer = confluent_kafka.Consumer({"bootstrap.servers": self.broker.address, **groups})
-        consumer.assign([confluent_kafka.TopicPartition(self.topic, 0, confluent_kafka.OFFSET_BEGINNING)])
-        while (message := consumer.poll(10)) is not None and message.error() is None:
-            newest[(message.key() or b"").decode()] = message.value()
-        consumer.close()
-        of_query = {
-            k: v for k, v in newest.items() if (of := json.loads(k))["query"] == query and of["version"] == version
-        }
-        return [json.loads(value) for value in of_query.values() if value is not None]
+        with closing(confluent_kafka.Consumer({"bootstrap.servers": self.broker.address, **groups})) as consumer:
+            consumer.assign([confluent_kafka.TopicPartition(self.topic, 0, confluent_kafka.OFFSET_BEGINNING)])
+            while (message := consumer.poll(10)) is not None and message.error() is None:
+                found.append(((message.key() or b"{}").decode(), message.value()))
+        return found
+
+    def newest(self) -> dict[str, dict[str, Any]]:
+        """As a consumer sees a topic that is compacted: the last value of each key."""
+        return {key: json.loads(value) for key, value in dict(self.messages()).items() if value is not None}
+
+    def values(self, query: str, version: int) -> list[dict[str, Any]]:
+        of = {"query": query, "version": version}.items()
+        return [value for key, value in self.newest().items() if of <= json.loads(key).items()]
 
     def rows(self, query: str, version: int, key: str) -> Iterable[tuple[Any, ...]]:
         values = self.values(query, version)

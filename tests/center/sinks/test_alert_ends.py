@@ -22,7 +22,7 @@ from center.sinks.alert_delivery import Outbox
 from center.sinks.alert_targets import DeliveryFailed, TargetSection
 from center.sinks.process import SinkProcess
 from center.sinks.store import WaitingQuery
-from edgewater.model.streams import EdgeId
+from edgewater.base.streams import EdgeId
 from sim.demo.ports import free_port
 from tests.center.api.conftest import HOUR, T0, Desk
 from tests.center.sinks.alert_receivers import Receiver
@@ -82,19 +82,6 @@ def until(condition: Callable[[], Any]) -> None:
     while not condition():
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    made = Desk(tmp_path)
-    made.connect("jfk")
-    return made
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with Receiver().serving() as made:
-        yield made
 
 
 @pytest.mark.parametrize(
@@ -277,26 +264,6 @@ def test_a_full_outbox_drops_starts_but_no_end_of_a_delivered_start(monkeypatch:
     assert mail.box.left == 0, "the target has no start of them"
 
 
-def test_an_alert_that_an_alertmanager_refuses_costs_no_other_end(paged: Paged) -> None:
-    section = TargetSection.model_validate(paged.target)
-    mail, groups = Mail(section.make(wall_ms)), ["one", "bad", "two"]
-
-    def said(status: str) -> dict[str, Any]:
-        made = notice(status, *((group, status) for group in groups))
-        for alert in made["alerts"]:
-            alert["labels"]["carrier"] = f"picky {alert['labels']['g']}"
-        return made
-
-    mail.box.add(said("firing"))
-    mail.run(3)
-    made = said("resolved")
-    made["alerts"][1]["annotations"]["a-b"] = "no name of an annotation"
-    mail.box.add(made)
-    mail.run(10)
-    assert {a["labels"]["g"] for a in paged.active() if "g" in a["labels"]} == {"bad"}
-    assert mail.box.left == 1 and "400" in mail.box.problem
-
-
 # Whatever is removed
 
 
@@ -321,17 +288,6 @@ def test_the_alert_of_a_deleted_query_ends_at_an_alertmanager(desk: Desk, paged:
     assert desk.get("/v1/alerts").json()["alerts"] == [], "nobody waits for its answers"
     assert len(paged.sent(carrier)) == 2
     assert ("is not registered" in pager.problem) == (not again)
-
-
-def test_the_alert_of_a_query_that_has_ended_ends(desk: Desk, receiver: Receiver) -> None:
-    query = desk.register(lateness="99h")
-    pager = Pager(desk, {"hook": {"webhook": {"url": receiver.url}}})
-    desk.report(query, "jfk", T0, {"UA": 5})
-    pager.run_until(lambda: receiver.got)
-    desk.catalog.queries.end(query.ref, desk.now)
-    pager.run_until(lambda: len(receiver.got) == 2)
-    assert ended_by(receiver.notices[1]["alerts"]) == [("resolved", "the query has ended")]
-    assert pager.problem == ""
 
 
 def test_the_alert_about_a_retired_edge_ends(desk: Desk, receiver: Receiver) -> None:
@@ -374,22 +330,6 @@ def test_alerts_end_at_a_target_that_is_removed_and_go_on_at_the_others(
     assert paged.sent("removed")[2]["status"] == "firing", "a new target gets what fires"
     pager.run(5)
     assert pager.problem == "" and desk.get("/v1/alarms").json()["alarms"] == []
-
-
-def test_a_target_with_another_address_is_another_target(desk: Desk, receiver: Receiver) -> None:
-    query = desk.register(lateness="99h")
-    with Receiver().serving() as other, pytest.MonkeyPatch.context() as environment:
-        environment.setenv("ONE", receiver.url)
-        environment.setenv("TWO", other.url)
-        pager = Pager(desk, {"hook": {"webhook": {"url": {"env": "ONE"}}}})
-        desk.report(query, "jfk", T0, {"UA": 5})
-        pager.run_until(lambda: receiver.got)
-        pager.runner.stop()
-        pager.document["targets"] = {"hook": {"webhook": {"url": {"env": "TWO"}, "headers": {"X": {"env": "ONE"}}}}}
-        pager.runner = pager.new_runner()
-        pager.run_until(lambda: len(receiver.got) == 2 and other.got)
-    assert ended_by(receiver.notices[1]["alerts"]) == [("resolved", "the target was removed")]
-    assert ended_by(other.notices[0]["alerts"]) == [("firing", None)]
 
 
 @pytest.mark.parametrize("is_secret", [True, False])
@@ -579,3 +519,38 @@ def test_a_sink_with_alerts_becomes_no_sink_of_another_kind_before_they_end(
         until(lambda: store.ending() == [] and len(paged.sent("kind")) == 2)
     assert [a["status"] for a in paged.sent("kind")] == ["firing", "resolved"]
     assert desk.ask("PUT", "/v1/sinks/pager", json=parquet).status_code == 201
+
+
+@pytest.mark.parametrize("on_missing", ["hold", "evaluate-others", "fire"])
+def test_an_alert_outlives_a_cut_edge_as_its_rule_says(tmp_path: Path, paged: Paged, on_missing: str) -> None:
+    desk, carrier = Desk(tmp_path), on_missing
+    desk.connect("jfk", "lga")
+    query = desk.register(budget={"staleness": "1s"}, lateness="99h")
+    rules = [{**RULES[0], "phase": "early", "on_missing": on_missing}]
+    pager = Pager(desk, {"oncall": paged.target}, rules)
+    desk.report(query, "jfk", T0, {carrier: 5, f"{carrier} 2": 1})
+    desk.report(query, "lga", T0, {carrier: 1})
+    pager.run_until(lambda: paged.sent(carrier), 0)
+    asked = {"params": {"type": "alert"}}
+    (alert,) = desk.get("/prometheus/api/v1/alerts").json()["data"]["alerts"]
+    assert (alert["state"], alert["labels"]["carrier"], alert["value"]) == ("firing", carrier, "6")
+    desk.report(query, "jfk", T0 + HOUR, {carrier: 1, f"{carrier} 2": 1})  # lga is cut
+    desk.results.tick(desk.ledger, [], desk.now)
+    pager.run(3, 0)
+    (told,) = [a for a in desk.get("/v1/alerts").json()["alerts"] if a["labels"]["carrier"] == carrier] or [{}]
+    (group,) = desk.get("/prometheus/api/v1/rules", **asked).json()["data"]["groups"]
+    (rule,) = group["rules"]
+    assert rule["duration"] == 0 and rule["health"] == "ok"
+    if on_missing == "evaluate-others":
+        pager.run_until(lambda: len(paged.sent(carrier)) == 2, 0)
+        resolved = paged.sent(carrier)[1]
+        assert resolved["status"] == "resolved" and resolved["annotations"]["missing"] == '["lga"]'
+        assert resolved["annotations"]["ended"] == "the condition does not hold any more"
+        assert (told, rule["state"], rule["alerts"]) == ({}, "inactive", [])
+        return
+    assert told["status"] == "firing" and told["details"]["missing"] == ["lga"]
+    assert told["details"]["condition"] == ("unknown" if on_missing == "hold" else "holds")
+    assert rule["state"] == "firing" and len(rule["alerts"]) == (1 if on_missing == "hold" else 2)
+    desk.report(query, "lga", T0 + HOUR, {})
+    pager.run_until(lambda: len(paged.sent(carrier)) == 2, 0)
+    assert paged.sent(carrier)[1]["status"] == "resolved"

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from center.sinks.alert_conditions import Condition
-from center.sinks.alert_rules import MAX_ALERTS, AlertBook, AlertRule, BookState, Transition
+from center.sinks.alert_rules import MAX_ALERTS, WHY, AlertBook, AlertRule, BookState, OnMissing, Transition
 from center.sinks.base import SinkAnswer
 from edgewater.answers import UNKNOWN, Cause, Deviation, Facts, Phase
 from edgewater.answers.statement import Contract, Statement, Violation
-from edgewater.model.errors import InvalidQuery, InvalidRequest
+from edgewater.base.errors import InvalidQuery, InvalidRequest
 from edgewater.model.expressions import bind_condition
 from edgewater.model.syntax import parse_sql
 from edgewater.wire import QueryRef
@@ -191,12 +191,49 @@ def test_an_alert_that_fires_is_resolved_only_by_an_answer_that_excludes_its_con
     ]  # fmt: skip
 
 
-def test_a_duration_is_not_bridged_over_windows_without_an_answer() -> None:
-    book = AlertBook([rule(for_ms=3 * MINUTE)])
-    book.answer(answer(0, {"UA": HIGH}), (), 0)
-    for minute, expected in ((9, []), (10, []), (11, [("firing", "UA")])):
-        assert changed(book.answer(answer(minute, {"UA": HIGH}), (), 0)) == expected
-    assert book.alerts[0].since_ms == 9 * MINUTE
+@pytest.mark.parametrize(
+    ("on_missing", "cut", "conditions"),
+    [
+        ("hold", [], ["unknown", "unknown"]),
+        ("evaluate-others", [("resolved", "UA", "fails"), ("resolved", "AA", "no-value")], []),
+        ("fire", [("firing", "DL", "holds")], ["holds", "holds", "holds"]),
+    ],
+)
+def test_a_rule_says_what_it_does_while_an_edge_is_missing(
+    on_missing: OnMissing, cut: list[tuple[str, str, str]], conditions: list[str]
+) -> None:
+    book = AlertBook([rule(on_missing=on_missing)])
+    assert len(book.answer(answer(0, {"UA": HIGH, "AA": HIGH, "DL": LOW}), (), 0)) == 2
+    others = answer(1, {"UA": LOW, "DL": LOW, "WN": LOW}).rows
+    # The missing edge may have records of UA and DL, and has none of WN.
+    open_ = {"UA": (1.0, 1.0, None), "DL": (1.0, 1.0, None), "WN": LOW}
+    changes = book.answer(answer(1, open_, missing=["lga"], of_others=lambda: others), (), 0)
+    assert [(t.status, dict(t.alert.labels)["carrier"], t.alert.details["condition"]) for t in changes] == cut
+    assert all(t.alert.details["missing"] == ["lga"] for t in changes)
+    assert [alert.details["condition"] for alert in book.alerts] == conditions
+    ended = book.answer(answer(2, {"UA": LOW, "DL": LOW}), (), 0)
+    assert {t.alert.details["ended"] for t in ended} <= set(WHY.values()) and not book.alerts
+
+
+@pytest.mark.parametrize("on_missing", ["hold", "fire"])
+def test_groups_in_which_the_missing_edge_has_no_records_fire_and_end_as_usual(on_missing: OnMissing) -> None:
+    book = AlertBook([rule("x > 100 OR y > 100", on_missing=on_missing)])
+    columns = ["carrier", *(name + end for name in "xy" for end in ("", "_lower", "_upper"))]
+    given, cut = (
+        replace(each, rows=pa.table([*each.rows.columns, *[pa.nulls(2, pa.float64())] * 3], columns))
+        for each in (
+            answer(0, {"UA": HIGH, "AA": HIGH}),
+            answer(1, {"WN": LOW, "DL": (1.0, 1.0, None)}, missing=["lga"]),
+        )
+    )  # y is the mean of no value
+    assert len(book.answer(given, (), 0)) == 2
+    others = cut.rows.set_column(3, "x_upper", pa.array([1.0, 1.0]))
+    only = tuple(replace(each, only={"carrier": "UA"}) for each in cut.stated.facts.deviations)
+    stated = replace(cut.stated, facts=replace(cut.stated.facts, deviations=only))
+    changes = book.answer(replace(cut, of_others=lambda: others, stated=stated), (), 0)
+    begun = [("firing", "DL")] if on_missing == "fire" else []
+    assert sorted(changed(changes)) == [*begun, ("resolved", "AA")]
+    assert {dict(alert.labels)["carrier"] for alert in book.alerts} == {"UA", *(name for _, name in begun)}
 
 
 def test_a_window_counts_for_a_duration_as_soon_as_a_revision_supports_the_condition() -> None:
@@ -392,13 +429,6 @@ def test_alerts_end_when_their_query_changes_so_that_the_rule_cannot_read_it() -
     other = answer(1, {"UA": HIGH}, version=2)
     (ended,) = book.answer(replace(other, rows=other.rows.select(["carrier"])), (), 1)
     assert ended.status == "resolved" and "x" in ended.alert.details["ended"] and book.problems
-
-
-def test_silence_is_noticed_after_the_clock_has_stepped_back() -> None:
-    book = AlertBook([AlertRule("any", "q", no_answer_ms=10_000, min_phase=Phase.EARLY)])
-    book.answer(answer(0, {}, phase=Phase.EARLY, answered_at_ms=9_000_000), (), 9_000_000)
-    assert book.tick(9_000_000) == book.tick(100_000) == []
-    assert changed(book.tick(110_000)) == [("firing", "")]
 
 
 def test_answers_of_an_earlier_phase_are_not_evaluated() -> None:

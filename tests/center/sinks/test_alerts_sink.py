@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -18,12 +16,10 @@ from center.sinks import SinkRunner, SinkStore, read_definition, runner
 from center.sinks.alert_rules import Alert, AlertRule
 from center.sinks.alert_states import AlertCollector, saved_states
 from center.sinks.alerts import AlertSink, stated
-from edgewater.model.errors import InvalidConfig
-from sim.demo.ports import free_port
+from edgewater.base.errors import InvalidConfig
 from tests.center.api.conftest import HOUR, T0, Desk
 from tests.center.sinks.alert_receivers import Receiver
 from tests.certificates import make_certificates
-from tests.programs import running
 
 RULES = [
     {"alert": "many", "query": "flights", "certainly": "n > 3", "labels": {"severity": "page"}, "summary": "too many"}
@@ -72,19 +68,6 @@ class Pager:
             assert time.monotonic() < deadline_s, self.problem
             self.run(1, seconds)
             time.sleep(0.01)
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with Receiver().serving() as made:
-        yield made
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    made = Desk(tmp_path)
-    made.connect("jfk")
-    return made
 
 
 def test_a_webhook_gets_each_change_once_signed(desk: Desk, receiver: Receiver) -> None:
@@ -167,39 +150,6 @@ def test_a_process_that_dies_before_it_learns_of_a_delivery_delivers_again_with_
     pager.runner = pager.new_runner("host:2")
     pager.run_until(lambda: len(receiver.got) == 2)
     assert len(receiver.got) == 2 and receiver.notices[0]["id"] == receiver.notices[1]["id"]
-
-
-def test_an_alertmanager_shows_what_fires_and_what_is_resolved(desk: Desk, tmp_path: Path, alertmanager: str) -> None:
-    port, cluster = free_port(), tmp_path / "alertmanager.yml"
-    cluster.write_text("route: {receiver: none}\nreceivers: [{name: none}]\n")
-    arguments = [f"--config.file={cluster}", f"--web.listen-address=127.0.0.1:{port}", f"--storage.path={tmp_path}/am",
-                 "--cluster.listen-address="]  # fmt: skip
-    url = f"http://127.0.0.1:{port}"
-    with running([alertmanager, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
-        desk.now = int(time.time() * 1000)  # noqa: TID251  # it compares times with its clock
-        query = desk.register(lateness="9999h")
-        pager = Pager(desk, {"am": {"alertmanager": {"url": url}}})
-        desk.report(query, "jfk", T0, {"UA": 5, "AA": 4})
-        deadline_s = time.monotonic() + 30
-        while time.monotonic() < deadline_s:
-            pager.runner.step()
-            try:
-                shown = httpx.get(f"{url}/api/v2/alerts").json()
-            except httpx.HTTPError:
-                time.sleep(0.1)
-                desk.now = int(time.time() * 1000)  # noqa: TID251
-                continue
-            if len(shown) == 2:
-                break
-            desk.now = int(time.time() * 1000)  # noqa: TID251
-        assert sorted(a["labels"]["carrier"] for a in shown) == ["AA", "UA"]
-        assert shown[0]["labels"]["alertname"] == "many" and shown[0]["annotations"]["summary"] == "too many"
-        desk.report(query, "jfk", T0 + HOUR, {"UA": 5})
-        while len(shown) > 1 and time.monotonic() < deadline_s:
-            desk.now = int(time.time() * 1000)  # noqa: TID251
-            pager.runner.step()
-            shown = httpx.get(f"{url}/api/v2/alerts?active=true").json()
-        assert [a["labels"]["carrier"] for a in shown] == ["UA"]
 
 
 def test_a_notice_goes_through_a_proxy_only_if_the_target_names_one(

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import confluent_kafka
-import cramjam
 import deltalake
 import duckdb
 import psycopg
@@ -21,13 +17,13 @@ from sqlalchemy import select, update
 from center.results.schema import answers as stored_answers
 from center.sinks import SinkRunner, SinkStore, read_definition
 from center.sinks.base import SinkAnswer, SinkContext, SinkQuery
-from center.sinks.testing import QUERY, REF, SCHEMA, Memory, answer
-from edgewater.model.errors import InvalidConfig
-from edgewater.model.key_texts import OWN_COLUMNS, own_names
+from center.sinks.testing import QUERY, REF, SCHEMA, answer
+from edgewater.base.errors import InvalidConfig
+from edgewater.model.own_columns import OWN_COLUMNS, own_names
 from edgewater.wire import QueryRef
-from edgewater.wire import remote_write_pb2 as pb
 from tests.center.api import conftest
 from tests.center.api.conftest import HOUR, T0, Desk
+from tests.center.sinks.alert_receivers import SeriesReceiver
 from tests.center.sinks.systems import SYSTEMS, Kafka, Postgres, System
 
 BIG = (1 << 53) + 1
@@ -56,7 +52,7 @@ def rows_of(system: System, query: str, version: int | str) -> list[dict[str, An
             cursor = connection.execute(f"SELECT * FROM {system.schema}.{query}")
             return [dict(zip([c.name for c in cursor.description or ()], row, strict=True)) for row in cursor]
     if isinstance(system, Kafka):
-        return list(newest_values(system))
+        return [value for key, value in system.newest().items() if "group" in json.loads(key)]
     document = system.document
     if document["kind"] == "delta":
         return list(deltalake.DeltaTable(f"{document['path']}/{query}_v{version}").to_pyarrow_table().to_pylist())
@@ -67,22 +63,6 @@ def rows_of(system: System, query: str, version: int | str) -> list[dict[str, An
         return list(table.scan().to_arrow().to_pylist())
     files = f"read_parquet('{document['path']}/{query}_v{version}/*/*.parquet', hive_partitioning=true)"
     return list(duckdb.sql(f"SELECT * FROM {files}").to_arrow_table().to_pylist())
-
-
-def newest_values(system: Kafka) -> Iterator[dict[str, Any]]:
-    newest: dict[str, Any] = {}
-    settings = {"group.id": "reader", "enable.partition.eof": True, "isolation.level": "read_committed"}
-    consumer = confluent_kafka.Consumer({"bootstrap.servers": system.broker.address, **settings})
-    consumer.assign([confluent_kafka.TopicPartition(system.topic, 0, confluent_kafka.OFFSET_BEGINNING)])
-    while (message := consumer.poll(10)) is not None and message.error() is None:
-        newest[(message.key() or b"").decode()] = message.value()
-    consumer.close()
-    return (json.loads(v) for k, v in newest.items() if v is not None and "group" in json.loads(k))
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    return Desk(tmp_path)
 
 
 @pytest.fixture(params=SYSTEMS)
@@ -122,7 +102,7 @@ def test_a_lake_has_a_row_per_answer_also_if_the_answer_has_no_group(
     system = SYSTEMS[kind](request, tmp_path)
     pages = [[answer(1, 0, {}), answer(2, HOUR, {"a": 1, "b": 2})], [answer(3, 2 * HOUR, {})]]
     for epoch, page in enumerate(pages, 1):
-        sink = system.sink(SinkContext("kit", epoch, Memory(), center=1))
+        sink = system.sink(SinkContext("kit", epoch, center=1))
         stored = sink.open([SinkQuery(REF, QUERY, SCHEMA)])
         assert stored == ({REF: 2} if epoch == 2 else {})
         for _ in range(2):  # a page that comes again changes nothing
@@ -138,7 +118,6 @@ def test_a_lake_has_a_row_per_answer_also_if_the_answer_has_no_group(
 
 @pytest.mark.slow
 def test_integers_beyond_a_type_are_exact_or_null_and_cost_no_other_answer(desk: Desk, system: System) -> None:
-    desk.connect("jfk")
     query = desk.register(group_by=[], measures={"n": "count()", "miles": "sum(distance)"}, lateness="0s")
     running = runner(desk, system.document)
     shipped = {0: [BIG], 1: [FAR - 1, FAR - 1], 3: [7]}
@@ -162,7 +141,6 @@ def test_integers_beyond_a_type_are_exact_or_null_and_cost_no_other_answer(desk:
 @pytest.mark.slow
 def test_an_integer_beside_an_answer_without_records_is_exact(desk: Desk, request: pytest.FixtureRequest) -> None:
     system = Postgres(request.getfixturevalue("postgres"))
-    desk.connect("jfk")
     query = desk.register(group_by=[], measures={"miles": "sum(distance)"}, budget={"staleness": "2s"})
     start, running = desk.now // HOUR * HOUR, runner(desk, system.document)
     desk.now += 3 * HOUR
@@ -178,57 +156,8 @@ def test_an_integer_beside_an_answer_without_records_is_exact(desk: Desk, reques
     running.stop()
 
 
-class Receiver:
-    """A receiver of remote write, which refuses what Prometheus refuses: another value of a series at one time."""
-
-    def __init__(self) -> None:
-        self.samples: dict[tuple[tuple[str, str], ...], dict[int, float]] = {}
-        receiver = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                reply = receiver.take(bytes(cramjam.snappy.decompress_raw(body)))
-                self.send_response(reply)
-                self.end_headers()
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/api/v1/write"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def take(self, body: bytes) -> int:
-        found = []
-        for raw in pb.WriteRequest.FromString(body).timeseries:
-            series = pb.TimeSeries.FromString(raw)
-            labels = [pb.Label.FromString(label) for label in series.labels]
-            (sample,) = series.samples
-            found.append((tuple((x.name, x.value) for x in labels), sample.timestamp, sample.value))
-        for labels_, at, value in found:
-            if self.samples.get(labels_, {}).get(at, value) != value:
-                return 400
-            self.samples.setdefault(labels_, {})[at] = value
-        return 204
-
-    def values(self, metric: str) -> list[float]:
-        return sorted(v for s, each in self.samples.items() if dict(s)["__name__"] == metric for v in each.values())
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    made = Receiver()
-    yield made
-    made.close()
-
-
 def test_series_of_different_groups_and_queries_differ(
-    desk: Desk, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, series: SeriesReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ("url.path", "url_path", "version", "site", "__name__")
     monkeypatch.setattr(conftest, "COLUMNS", {**conftest.COLUMNS, **dict.fromkeys(names, pa.string())})
@@ -239,7 +168,7 @@ def test_series_of_different_groups_and_queries_differ(
     two = desk.register(group_by=[], measures={"c": "sum(distance)"}, name="a_b")
     carriers = [None, "null", "", '"null"', "x"]
     records = {"distance": pa.array([1, 2, 4, 8, 16])}
-    running = runner(desk, {"kind": "remote_write", "url": receiver.url, "labels": {"site": "here"}})
+    running = runner(desk, {"kind": "remote_write", "url": series.url, "labels": {"site": "here"}})
     desk.ship(keyed, "jfk", T0, {"carrier": pa.array(carriers, pa.string()), **records})
     same = {name: pa.array(["p"] * 5) for name in names}
     desk.ship(named, "jfk", T0, {**same, "url.path": pa.array(list("abcde")), **records})
@@ -250,36 +179,34 @@ def test_series_of_different_groups_and_queries_differ(
             empty = {name: pa.array([], pa.string()) for name in query.spec.group_by}
             desk.ship(query, "jfk", T0 + hour * HOUR, {**empty, "distance": pa.array([], pa.int64())})
     catch_up(running)
-    assert receiver.values("keyed_s") == receiver.values("named_s") == [1, 2, 4, 8, 16]
-    assert {5.0, 31.0} <= set(receiver.values("a_b_c"))
+    assert series.values("keyed_s") == series.values("named_s") == [1, 2, 4, 8, 16]
+    assert {5.0, 31.0} <= set(series.values("a_b_c"))
     assert SinkStore(desk.results.engine).status("out").refused == 0
-    assert all(dict(s)["version"] and dict(s)["site"] == "here" for s in receiver.samples)
+    assert all(dict(s)["version"] and dict(s)["site"] == "here" for s in series.samples)
 
 
-def test_refused_samples_are_counted_and_stop_nothing(desk: Desk, receiver: Receiver) -> None:
-    desk.connect("jfk")
+def test_refused_samples_are_counted_and_stop_nothing(desk: Desk, series: SeriesReceiver) -> None:
     query = desk.register(group_by=["carrier"], measures={"n": "count()"}, lateness="0s")
-    running = runner(desk, {"kind": "remote_write", "url": receiver.url})
+    running = runner(desk, {"kind": "remote_write", "url": series.url})
     desk.report(query, "jfk", T0, {"UA": 1})
     catch_up(running)
-    for each in receiver.samples.values():  # another writer has written other values at the end of the next window
+    for each in series.samples.values():  # another writer has written other values at the end of the next window
         each[T0 + 2 * HOUR] = -1.0
     desk.report(query, "jfk", T0 + HOUR, {"UA": 2})
     desk.report(query, "jfk", T0 + 2 * HOUR, {"UA": 3})
     catch_up(running)
-    assert not running.problem and 3.0 in receiver.values("flights_n")
+    assert not running.problem and 3.0 in series.values("flights_n")
     (stated,) = desk.get("/v1/sinks").json()["sinks"]
     assert stated["refused"] == 4, "n, its bounds and the completeness"
     assert "sink-refused" in [alarm["kind"] for alarm in desk.get("/v1/alarms").json()["alarms"]]
 
 
-def test_bounds_beyond_the_integers_of_a_float_stay_outside(desk: Desk, receiver: Receiver) -> None:
-    desk.connect("jfk")
+def test_bounds_beyond_the_integers_of_a_float_stay_outside(desk: Desk, series: SeriesReceiver) -> None:
     query = desk.register(group_by=[], measures={"s": "sum(distance)"}, lateness="0s")
-    running = runner(desk, {"kind": "remote_write", "url": receiver.url})
+    running = runner(desk, {"kind": "remote_write", "url": series.url})
     desk.ship(query, "jfk", T0, {"distance": pa.array([BIG])})
     catch_up(running)
-    (lower,), (upper,) = receiver.values("flights_s_lower"), receiver.values("flights_s_upper")
+    (lower,), (upper,) = series.values("flights_s_lower"), series.values("flights_s_upper")
     assert int(lower) <= BIG <= int(upper)
     at = {"query": '{__name__=~"flights:s_.*"}', "time": str((T0 + HOUR) // 1000)}
     result = desk.get("/prometheus/api/v1/query", params=at).json()["data"]["result"]
@@ -287,24 +214,17 @@ def test_bounds_beyond_the_integers_of_a_float_stay_outside(desk: Desk, receiver
     assert face["flights:s_lower"] <= BIG <= face["flights:s_upper"]
 
 
-class Stubborn:
-    """A system that takes all queries but one. It is a list."""
+class Listed:
+    """A system that is a list."""
 
-    rows: list[tuple[str, int]]
-    refuses = True
-
-    def __init__(self, at: str) -> None:
-        self._at, self.rows = at, []
+    def __init__(self) -> None:
+        self.rows: list[tuple[str, int]] = []
         self.positions: dict[QueryRef, int] = {}
 
     def open(self, queries: Sequence[SinkQuery]) -> Mapping[QueryRef, int]:
-        if self.refuses and self._at == "open" and any(query.ref.name == "bad" for query in queries):
-            raise OSError("no right to the table of bad")
         return {query.ref: self.positions[query.ref] for query in queries if query.ref in self.positions}
 
     def write(self, answers: Sequence[SinkAnswer], positions: Mapping[QueryRef, int]) -> None:
-        if self.refuses and self._at == "write" and any(answer.query.name == "bad" for answer in answers):
-            raise OSError("the message of bad is too large")
         self.rows += [(answer.query.name, answer.window_start_ms) for answer in answers]
         self.positions |= positions
 
@@ -312,49 +232,10 @@ class Stubborn:
         pass
 
 
-@pytest.mark.parametrize("at", ["open", "write"])
-def test_a_query_that_its_system_refuses_costs_only_itself_and_is_written_later(
-    desk: Desk, at: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("center.sinks.runner.MAX_ANSWERS", 2)  # several pages wait for the query
-    made = Stubborn(at)
-    desk.connect("jfk")
-    good, bad = desk.register(name="good"), desk.register(name="bad")
-    running = runner(desk, {"kind": "parquet", "path": "unused", "min_phase": "final", "batch": "0s"})
-    monkeypatch.setattr(type(running.definition), "make", lambda *_: made)
-
-    def run() -> None:
-        for _ in range(20):
-            running.step()
-
-    def report(hour: int) -> None:
-        for query in (good, bad):
-            desk.report(query, "jfk", T0 + hour * HOUR, {"UA": 1})
-
-    for hour in range(4):
-        report(hour)
-        run()
-    assert {name for name, _ in made.rows} == {"good"} and len(set(made.rows)) >= 2
-    assert "bad" in running.problem and "good" not in running.problem
-    store = SinkStore(desk.results.engine)
-    assert (store.lowest_answer() or 0) < desk.results.last_answer_id(), "its answers wait"
-    running.stop()
-    made.refuses = False
-    running = runner(desk, {"kind": "parquet", "path": "unused", "min_phase": "final", "batch": "0s"})
-    desk.now += 60_000
-    run()
-    report(4)
-    run()
-    starts = {name: sorted({at for n, at in made.rows if n == name}) for name in ("good", "bad")}
-    assert starts["good"] == starts["bad"] and not running.problem
-    running.stop()
-
-
 def test_an_answer_of_a_newer_release_waits_for_that_release_and_other_queries_go_on(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = Stubborn("never")
-    desk.connect("jfk")
+    made = Listed()
     good, newer = desk.register(name="good"), desk.register(name="newer")
     running = runner(desk, {"kind": "parquet", "path": "unused", "min_phase": "final", "batch": "0s"})
     monkeypatch.setattr(type(running.definition), "make", lambda *_: made)
@@ -379,7 +260,6 @@ def test_an_answer_of_a_newer_release_waits_for_that_release_and_other_queries_g
 
 
 def test_a_panic_of_a_library_costs_only_its_sink(desk: Desk) -> None:
-    desk.connect("jfk")
     query = desk.register()
     options = {
         "aws_endpoint_url": "not a URL",
@@ -397,8 +277,7 @@ def test_a_panic_of_a_library_costs_only_its_sink(desk: Desk) -> None:
 
 
 def test_a_sink_goes_on_after_the_clock_has_stepped_back(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, opened = Stubborn("never"), list[str]()
-    desk.connect("jfk")
+    made, opened = Listed(), list[str]()
     first = desk.register(name="first")
     running = runner(desk, {"kind": "kafka", "brokers": ["a:1"], "batch": "5m"})
     monkeypatch.setattr(type(running.definition), "make", lambda *_: made)

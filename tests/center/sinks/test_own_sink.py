@@ -14,7 +14,7 @@ import pytest
 from center.sinks import SinkAnswer, SinkContext, SinkRunner, SinkStore, definitions, read_definition
 from center.sinks.base import GROUP, Sink, SinkKinds
 from center.sinks.testing import CASES, REF, Contents, Subject, a_write_that_ends_anywhere_loses_and_doubles_nothing
-from edgewater.model.errors import InvalidConfig
+from edgewater.base.errors import InvalidConfig
 from edgewater.wire import QueryRef
 from tests.center.api.conftest import HOUR, T0, Desk
 

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from center.sinks import SinkContext, SinkQuery, SinkRunner, SinkStore, read_definition
-from center.sinks.testing import QUERY, REF, SCHEMA, Memory, answer
-from edgewater.model.errors import StorageError
+from center.sinks.testing import QUERY, REF, SCHEMA, answer
+from edgewater.base.errors import StorageError
 from sim.demo.ports import free_port
 from tests.center.api.conftest import HOUR, Desk
 from tests.center.sinks.alert_receivers import Receiver
@@ -49,12 +49,12 @@ def test_samples_go_through_a_proxy_only_if_the_sink_names_one_and_no_page_confi
     with Receiver().serving() as server:
         way = {"url": "http://elsewhere.invalid/write", "proxy": server.url.partition("/hook")[0]}
         document = {"kind": "remote_write", **(way if is_indirect else {"url": server.url})}
-        sink = read_definition("series", document).make(SinkContext("series", 1, Memory()))
+        sink = read_definition("series", document).make(SinkContext("series", 1))
         sink.open([SinkQuery(REF, QUERY, SCHEMA)])
         sink.write([answer(1, 0, {"a": 1})], {REF: 1})
         assert len(server.got) == 1
         server.reply = b"<html>log in</html>"
-        with pytest.raises(StorageError, match="log in"):
+        with pytest.raises(StorageError):
             sink.write([answer(2, HOUR, {"a": 1})], {REF: 2})
         sink.close()
 

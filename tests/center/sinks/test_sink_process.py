@@ -20,11 +20,6 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    yield Desk(tmp_path)
-
-
-@pytest.fixture
 def warehouse(desk: Desk, tmp_path: Path, postgres: PostgresServer) -> Warehouse:
     return Warehouse(desk, tmp_path, postgres)
 
@@ -65,7 +60,6 @@ def test_a_sink_that_hangs_delays_no_other_one(
     secret = tmp_path / "url"
     secret.write_text(warehouse.url)
     document = {"kind": "postgres", "url": {"file": str(secret)}, "schema": f"{warehouse.schema}_a"}
-    desk.connect("jfk")
     query = desk.register(lateness="9h")
     warehouse.store.define("first", document)
     until(lambda: warehouse.store.status("first").owner and not warehouse.store.status("first").problem)
@@ -82,14 +76,3 @@ def test_a_sink_that_hangs_delays_no_other_one(
         assert warehouse.store.status("first").answer_id <= 0
     until(lambda: warehouse.store.status("first").answer_id == 1)
     assert process.problems() == []
-
-
-def test_a_stored_definition_that_the_process_cannot_use_is_stated(
-    desk: Desk, warehouse: Warehouse, process: SinkProcess
-) -> None:
-    document = {"kind": "postgres", "url": {"env": "NOT_SET_ANYWHERE"}}
-    warehouse.store.define("broken", document)
-    until(lambda: warehouse.store.status("broken").problem)
-    shown = desk.get("/v1/sinks/broken").json()
-    assert shown["state"] == "failing" and "NOT_SET_ANYWHERE" in shown["problem"]
-    assert any("broken" in problem for problem in process.problems())

@@ -17,15 +17,10 @@ from center.sinks import SinkStore, read_definition
 from center.sinks.definitions import masked
 from center.sinks.process import SinkProcess
 from edge.sources.kafka_client import KafkaConfig
-from edgewater.model.errors import InvalidConfig
+from edgewater.base.errors import InvalidConfig
 from tests.center.api.conftest import HOUR, T0, Desk
 
 WAREHOUSE = {"kind": "postgres", "url": {"env": "WAREHOUSE_URL"}, "queries": ["flights"]}
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    return Desk(tmp_path)
 
 
 def test_a_sink_is_defined_changed_shown_and_deleted(desk: Desk) -> None:
@@ -189,7 +184,6 @@ def test_a_sink_of_the_centers_file_is_changed_there(desk: Desk) -> None:
 
 
 def test_a_replay_begins_with_the_first_answer_to_the_window(desk: Desk) -> None:
-    desk.connect("jfk")
     query = desk.register()
     for hour in range(3):
         desk.report(query, "jfk", T0 + hour * HOUR, {"UA": 1})

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from center.sinks import SinkContext, SinkQuery, read_definition
-from center.sinks.testing import CASES, HOUR, QUERY, REF, SCHEMA, Memory, Subject, answer
-from edgewater.model.errors import StorageError
+from center.sinks.testing import CASES, HOUR, QUERY, REF, SCHEMA, Subject, answer
+from edgewater.base.errors import StorageError
 from tests.center.sinks.systems import SYSTEMS
 
 
@@ -31,13 +31,13 @@ def test_a_full_disk_leaves_no_part_of_a_file_and_parts_of_a_killed_process_are_
     def full(_descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    sink = read_definition("files", {"kind": "parquet", "path": str(tmp_path)}).make(SinkContext("files", 1, Memory()))
+    sink = read_definition("files", {"kind": "parquet", "path": str(tmp_path)}).make(SinkContext("files", 1))
     sink.open([SinkQuery(REF, QUERY, SCHEMA)])
     sink.write([answer(1, 0, {"a": 1})], {REF: 1})
     (day,) = tmp_path.glob("kit_v3/day=*")
     with monkeypatch.context() as patched:
         patched.setattr("os.fsync", full)
-        with pytest.raises(StorageError, match="No space"):
+        with pytest.raises(StorageError):
             sink.write([answer(2, HOUR, {"a": 1})], {REF: 2})
     assert [path.name for path in day.iterdir()] == ["answers-1-1.parquet"]
     (day / ".answers-7-9.parquet.part").touch()

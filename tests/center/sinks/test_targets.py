@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,12 @@ from sqlalchemy import event, update
 from center.sinks import SinkContext, SinkRunner, SinkStore, read_definition
 from center.sinks.lake import MARK
 from center.sinks.store import sinks
-from center.sinks.testing import Memory
-from edgewater.model.errors import StorageError
+from edgewater.base.errors import StorageError
+from edgewater.base.timestamps import rfc3339
 from edgewater.model.registered_query import RegisteredQuery
-from edgewater.model.timestamps import rfc3339
 from tests.center.api.conftest import HOUR, T0, Desk
+from tests.center.sinks.alert_receivers import SeriesReceiver
 from tests.center.sinks.systems import SYSTEMS, Delta, Iceberg, Kafka, Parquet, Postgres, System
-from tests.center.sinks.test_keys_in_sinks import Receiver
 
 pytestmark = [
     pytest.mark.slow,
@@ -37,7 +35,7 @@ pytestmark = [
 class Series(System):
     """A receiver of remote write."""
 
-    def __init__(self, receiver: Receiver) -> None:
+    def __init__(self, receiver: SeriesReceiver) -> None:
         self.receiver = receiver
         self.document = {"kind": "remote_write", "url": receiver.url, "begin": "beginning"}
 
@@ -51,20 +49,10 @@ class Series(System):
         ]
 
 
-@pytest.fixture
-def receivers() -> Iterator[list[Receiver]]:
-    made: list[Receiver] = []
-    yield made
-    for receiver in made:
-        receiver.close()
-
-
 def made(kind: str, request: pytest.FixtureRequest, path: Path) -> System:
     if kind != "remote_write":
         return SYSTEMS[kind](request, path)
-    receiver = Receiver()
-    request.getfixturevalue("receivers").append(receiver)
-    return Series(receiver)
+    return Series(request.getfixturevalue("new_series")())
 
 
 @pytest.fixture(params=[*SYSTEMS, "remote_write"])
@@ -201,7 +189,7 @@ def test_a_correction_reaches_each_target_once_through_kills(
 def test_a_correction_brings_the_data_of_a_final_answer_that_no_sink_has(
     center: Center, system: System, is_waiting: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    query, kind = center.queries["flights"], type(system.sink(SinkContext("kit", 1, Memory())))
+    query, kind = center.queries["flights"], type(system.sink(SinkContext("kit", 1)))
     runner, opens = center.runner(system, begin="now"), kind.open
 
     def fail(sink: Any, queries: Any) -> Any:
@@ -232,36 +220,7 @@ def test_a_correction_brings_the_data_of_a_final_answer_that_no_sink_has(
 
 def messages(system: System) -> int:
     """The number of messages of groups in the topic; 0 for other kinds, whose rows `read` counts."""
-    if not isinstance(system, Kafka):
-        return 0
-    count, ends = 0, {"group.id": "count", "enable.partition.eof": True, "isolation.level": "read_committed"}
-    with closing(confluent_kafka.Consumer({"bootstrap.servers": system.broker.address, **ends})) as consumer:
-        consumer.assign([confluent_kafka.TopicPartition(system.topic, 0, confluent_kafka.OFFSET_BEGINNING)])
-        while (message := consumer.poll(10)) is not None and message.error() is None:
-            count += "group" in json.loads(message.key() or b"{}")
-    return count
-
-
-def test_a_second_sink_of_the_center_on_one_target_is_refused_until_the_first_is_gone(
-    center: Center, table: System
-) -> None:
-    center.answers(0)
-    first, second = center.runner(table, "first"), center.runner(table, "second")
-    catch_up(first)
-    catch_up(second)
-    assert "first" in second.problem
-    center.answers(1)
-    catch_up(first)
-    catch_up(second)
-    query = center.queries["flights"]
-    assert read(table, query) == center.truth["flights"]
-    first.stop()
-    center.desk.now += 60_000
-    center.answers(2)
-    catch_up(second)
-    catch_up(second)
-    assert not second.problem and read(table, query) == center.truth["flights"]
-    second.stop()
+    return sum("group" in json.loads(key) for key, _ in system.messages()) if isinstance(system, Kafka) else 0
 
 
 @pytest.mark.parametrize("kind", [*SYSTEMS, "remote_write"])
@@ -335,8 +294,14 @@ class Broken:
 @pytest.mark.parametrize("at", ["open", "write"])
 @pytest.mark.parametrize("kind", ["postgres", "parquet", "delta", "iceberg"])
 def test_one_query_that_its_target_refuses_stops_no_other_one_and_recovers(
-    kind: str, at: str, center: Center, request: pytest.FixtureRequest, tmp_path: Path
+    kind: str,
+    at: str,
+    center: Center,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("center.sinks.runner.MAX_ANSWERS", 2)  # several pages wait for the query
     system = made(kind, request, tmp_path)
     broken = Broken(system, center.queries["flights"])
     center.answers(0)
@@ -450,11 +415,10 @@ def test_a_copy_of_a_center_that_has_given_fewer_answers_stops_and_says_so(
         second.stop()
 
 
-def test_hundreds_of_queries_at_rest_are_one_read(center: Center, tmp_path: Path, receivers: list[Receiver]) -> None:
+def test_hundreds_of_queries_at_rest_are_one_read(center: Center, tmp_path: Path, series: SeriesReceiver) -> None:
     for number in range(100):
         center.desk.register(name=f"q{number}")
-    receivers.append(Receiver())
-    runner = center.runner(Series(receivers[0]))
+    runner = center.runner(Series(series))
     center.answers(0)
     catch_up(runner)
     statements: list[str] = []

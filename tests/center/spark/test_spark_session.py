@@ -24,7 +24,7 @@ from center.spark.spark_session import (
     spark_settings,
 )
 from center.spark.workers import SINGLE_THREADED
-from edgewater.model.errors import InvalidConfig
+from edgewater.base.errors import InvalidConfig
 
 WORK: tuple[Literal["plans", "bulk"], ...] = ("plans", "bulk")
 

@@ -22,9 +22,10 @@ from center.storage.frame_log import (
     decode_record,
     encode_record,
 )
-from edgewater.model.errors import StorageError
-from edgewater.model.streams import EdgeId
+from edgewater.base.errors import StorageError
+from edgewater.base.streams import EdgeId
 from edgewater.wire import Partial, QueryRef
+from tests.center.kept_frames import read_frame
 
 MILES, HOURS = QueryRef("miles", 1), QueryRef("hours", 3)
 
@@ -34,7 +35,7 @@ def stored(seq: int = 0, query: QueryRef = MILES, size: int = 100, edge: str = "
 
 
 def read(log: FrameLog, location: FrameLocation) -> StoredFrame:
-    return log.read(location.segment, location.offset, location.length)
+    return read_frame(log, location.segment, location.offset, location.length)
 
 
 @contextmanager
@@ -190,7 +191,7 @@ def test_a_missing_or_foreign_segment_is_a_storage_error(tmp_path: Path) -> None
     log = FrameLog(tmp_path)
     for segment in ("miles@1/gone", "../secret", "/etc/passwd", "miles@1/../../x"):
         with pytest.raises(StorageError, match="frame log"):
-            log.read(segment, 0, 10)
+            read_frame(log, segment, 0, 10)
 
 
 def test_a_query_name_that_leaves_the_log_is_no_path(tmp_path: Path) -> None:

@@ -17,12 +17,13 @@ from sqlalchemy.engine import make_url
 
 from center.catalog import Catalog, ComponentHeartbeat, ComponentRegistry, IndexOutcome
 from center.storage.database import open_engine, read_transaction, write_transaction
-from edgewater.model.errors import StorageError
+from edgewater.base.errors import StorageError
 from edgewater.model.registered_query import query_key
 from edgewater.wire import QueryRef
 from tests.center.catalog_world import frame, hello, spec
 from tests.center.postgres import PostgresServer
 from tests.center.results_world import MINUTE, REF, Job, total
+from tests.center.snapshots import snapshot
 
 OpenCatalog = Callable[[], Catalog]
 
@@ -119,7 +120,7 @@ def test_a_batch_whose_server_dies_is_applied_once_when_it_is_back(
 ) -> None:
     job = open_job("a", "b", lateness="10m")
     frames = [job.frame("a", MINUTE, m0=1), job.frame("b", MINUTE, m0=2)]
-    state = job.ledger.snapshot(REF)
+    state = snapshot(job.ledger, REF)
     before(job.store._engine, moment, postgres.kill)
     try:
         for _ in range(2):
@@ -128,7 +129,7 @@ def test_a_batch_whose_server_dies_is_applied_once_when_it_is_back(
     finally:
         postgres.start()
     assert job.store.tick(job.ledger, [], 0) == [], "the ledger is loaded again before anything else happens"
-    assert job.ledger.snapshot(REF) == state
+    assert snapshot(job.ledger, REF) == state
     (emission,) = job.batch(*frames)
     assert (emission.revision, total(job.store.answer(REF, 0, 1).synopsis)) == (1, 3)
     assert job.batch(*frames) == []

@@ -18,7 +18,7 @@ import pyarrow as pa
 from edgewater.model.query import QuerySpec
 from edgewater.model.window_range import WindowRange
 from edgewater.model.windows import SessionWindow
-from sim.demo.brokers import MOSQUITTO
+from tests.brokers import MOSQUITTO
 from tests.e2e.soak.plan import FILE_FAULTS, IDLE_MS, INPUT_S, SOURCES, Episode, Fault
 from tests.e2e.soak.questions import CHANGED, second_version, specs
 from tests.e2e.soak.reader import Reader

@@ -21,7 +21,7 @@ import paho.mqtt.client as mqtt
 from confluent_kafka import Producer
 from paho.mqtt.enums import CallbackAPIVersion
 
-from sim.demo.brokers import KafkaBroker, MqttBroker
+from tests.brokers import KafkaBroker, MqttBroker
 from tests.e2e.soak.records import InputLog, Record, RecordSource, Rejected, to_arrow
 
 PERIOD_S = 0.1

@@ -20,9 +20,9 @@ from typing import Any
 import httpx
 import yaml
 
-from sim.demo.brokers import Broker, KafkaBroker, MqttBroker
 from sim.demo.ports import free_address, free_port
 from sim.demo.run import Demo, DemoFailed
+from tests.brokers import Broker, KafkaBroker, MqttBroker
 from tests.e2e.link import Link
 from tests.e2e.soak.plan import IDLE_MS, EdgePlan
 from tests.e2e.soak.records import COLUMNS

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.arrivals import BernoulliSampler
-from edgewater.model.errors import InvalidInput
+from edgewater.base.errors import InvalidInput
+from tests.refusals import refused
 
 
 @given(st.integers(0, 2**62), st.integers(0, 50), st.integers(0, 50))
@@ -32,7 +33,7 @@ def test_the_sample_of_a_lower_rate_is_a_subset():
 
 @pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])
 def test_a_rate_outside_0_to_1_is_refused(rate):
-    with pytest.raises(InvalidInput, match="rate"):
+    with refused(InvalidInput, "rate"):
         BernoulliSampler(1).keep(0, 10, rate)
 
 

@@ -9,22 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core import (
-    BudgetSet,
-    Configured,
-    EdgeCore,
-    FrameBuilt,
-    Ingested,
-    PullEvent,
-    SourceEnded,
-    SourcesOpened,
-    StreamSpec,
-)
+from edge.core import BudgetSet, Ingested, PullEvent, SourceEnded, StreamSpec
+from edgewater.base.streams import TIME_COLUMN
 from edgewater.model.caching import EVICTIONS
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import TIME_COLUMN
 from edgewater.synopses import FloatArray, GroupedAggregate
-from edgewater.wire import FrameBody, QueryRef
+from edgewater.wire import Frame, FrameBody, QueryRef
+from tests.cores import drained, open_core, pulled
 
 pytestmark = pytest.mark.slow
 
@@ -46,12 +37,10 @@ def query(budget: Any, eviction: str, staleness: str | None) -> QuerySpec:
 def an_edge(number: int, spec: QuerySpec) -> tuple[list[FrameBody], FloatArray]:
     """What it sends, and per slice and group the truth. One record in ten is up to two slices late."""
     rng = np.random.default_rng(number)
-    core = EdgeCore({"s": StreamSpec({"key": pa.int64(), "value": pa.float64()})}, number)
-    core.handle(SourcesOpened((("s", "file"),)))
-    core.handle(Configured(((REF, spec),)))
+    core = open_core(StreamSpec({"key": pa.int64(), "value": pa.float64()}), (REF, spec), number=number)
     core.handle(BudgetSet(REF, {"v": ERROR / EDGES}))
     truth = np.zeros((6, GROUPS))
-    bodies: list[FrameBody] = []
+    frames: list[Frame] = []
     for now in range(100, 6000, 100):
         times = rng.integers(now - 100, now, 60)
         times[:6] = np.maximum(times[:6] - rng.integers(0, 2 * SLICE_MS, 6), 0)
@@ -60,15 +49,9 @@ def an_edge(number: int, spec: QuerySpec) -> tuple[list[FrameBody], FloatArray]:
         np.add.at(truth, (times // SLICE_MS, keys), values)
         batch = pa.record_batch({"key": keys, "value": values, TIME_COLUMN: times})
         core.handle(Ingested("s", "file", batch, now))
-        bodies += pulled(core, PullEvent(600, {"s": now}, 1000.0, 0))
+        frames += pulled(core, PullEvent(600, {"s": now}, 1000.0, 0))
     core.handle(SourceEnded("s", "file"))
-    while fresh := pulled(core, PullEvent(600)):
-        bodies += fresh
-    return bodies, truth
-
-
-def pulled(core: EdgeCore, pull: PullEvent) -> list[FrameBody]:
-    return [e.frame.unpack() for e in core.handle(pull) if isinstance(e, FrameBuilt)]
+    return [frame.unpack() for frame in frames + drained(core, PullEvent(600))], truth
 
 
 def received(bodies: list[FrameBody]) -> FloatArray:

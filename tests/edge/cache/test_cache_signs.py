@@ -11,21 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.core import (
-    BudgetSet,
-    Configured,
-    EdgeCore,
-    FrameBuilt,
-    Ingested,
-    PullEvent,
-    SourceEnded,
-    SourcesOpened,
-    StreamSpec,
-)
+from edge.core import BudgetSet, Ingested, PullEvent, SourceEnded, StreamSpec
+from edgewater.base.streams import TIME_COLUMN
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import TIME_COLUMN
 from edgewater.synopses import FloatArray, GroupedAggregate, IntArray
-from edgewater.wire import FrameBody, QueryRef
+from edgewater.wire import Frame, QueryRef
+from tests.cores import drained, open_core, pulled
 from tests.examples import examples
 
 REF, GROUPS, EDGES, ERROR = QueryRef("q", 1), 6, 3, 40.0
@@ -49,9 +40,7 @@ def table(function: str) -> FloatArray:
 
 def an_edge(number: int, spec: QuerySpec, function: str, records: Records) -> tuple[FloatArray, FloatArray]:
     """(sent, true) per slice and group. Every third record is late."""
-    core = EdgeCore({"s": StreamSpec({"key": pa.int64(), "value": pa.float64()})}, number)
-    core.handle(SourcesOpened((("s", "file"),)))
-    core.handle(Configured(((REF, spec),)))
+    core = open_core(StreamSpec({"key": pa.int64(), "value": pa.float64()}), (REF, spec), number=number)
     core.handle(BudgetSet(REF, {"v": ERROR / EDGES if function == "sum" else ERROR}))
     sent, true = table(function), table(function)
     times, keys, values = records
@@ -63,20 +52,17 @@ def an_edge(number: int, spec: QuerySpec, function: str, records: Records) -> tu
             batch = pa.record_batch({"key": keys[rows], "value": values[rows], TIME_COLUMN: times[rows]})
             now = int(times[rows].max())
             core.handle(Ingested("s", "file", batch, now))
-            merge(sent, core.handle(PullEvent(200, {"s": now}, 1000.0, 0)), function)
+            merge(sent, pulled(core, PullEvent(200, {"s": now}, 1000.0, 0)), function)
     core.handle(SourceEnded("s", "file"))
-    while merge(sent, core.handle(PullEvent(400)), function):
-        pass
+    merge(sent, drained(core, PullEvent(400)), function)
     return sent, true
 
 
-def merge(sent: FloatArray, effects: list[Any], function: str) -> int:
-    bodies: list[FrameBody] = [e.frame.unpack() for e in effects if isinstance(e, FrameBuilt)]
-    for partial in (p for body in bodies for p in body.partials):
+def merge(sent: FloatArray, frames: list[Frame], function: str) -> None:
+    for partial in (p for frame in frames for p in frame.unpack().partials):
         part = GroupedAggregate.from_bytes(partial.synopsis)
         at = (partial.slice_start_ms // SLICE_MS, part.rows()[0].to_numpy())
         sent[at] = FOLDS[function](sent[at], part.query("v").value)
-    return len(bodies)
 
 
 def errors(function: str, budget: Any, records: list[Records]) -> tuple[FloatArray, FloatArray]:

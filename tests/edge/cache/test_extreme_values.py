@@ -11,8 +11,8 @@ import pytest
 from edge.cache import GroupHistory
 from edge.cache.sizing import accumulated_errors
 from edge.core import BudgetSet, Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourceEnded, StreamSpec
+from edgewater.base.streams import TIME_COLUMN
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import TIME_COLUMN
 from edgewater.wire import QueryRef
 
 QUERY = QueryRef("q", 1)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from edge.codecs import EventTime, LineDecoder, RecordSchema, TextFormat, check_schema, convert
+from edge.codecs import CONVERTED, CsvDialect, EventTime, LineDecoder, RecordSchema, TextFormat, check_schema, convert
 from edge.codecs.ndjson_codec import NdjsonCodec
 from edge.records import Decoded
-from edgewater.model.errors import InvalidRecord
+from edgewater.base.errors import InvalidRecord
 
 
 class Raw(float):
@@ -98,3 +100,65 @@ def test_columns_of_parquet_and_arrow_are_converted() -> None:
     decoded = convert(batch, LENIENT, NOW)
     assert values(decoded) == [[66.2, 1, True, "1"], [None, 2, False, "2"]]
     assert [each.reason for each in decoded.rejected] == ["wrong-type"]
+
+
+MARKED = RecordSchema(
+    {"f": pa.float64(), "i": pa.int64(), "s": pa.string()}, EventTime("t"), lenient=frozenset({"f"}), decimal=",",
+    nulls={"f": ("NA", "-", "-999"), "i": ("?", "0"), "s": ("-", "")},
+)  # fmt: skip
+WORDS: list[tuple[dict[str, Any], list[Any]]] = [
+    ({"f": "66,2", "i": 1, "s": "a"}, [66.2, 1, "a"]),
+    ({"f": "-1,5e3", "i": "?", "s": "-"}, [-1500.0, None, None]),
+    ({"f": "NA", "i": 0, "s": ""}, [None, None, None]),
+    ({"f": "-", "i": 5, "s": "NA"}, [None, 5, "NA"]),
+    ({"f": -999, "i": 6, "s": "b"}, [None, 6, "b"]),
+    ({"f": "-999,0", "i": 7, "s": "c"}, [None, 7, "c"]),
+    ({"f": "662", "i": 8, "s": "1,5.0"}, [662.0, 8, "1,5.0"]),
+]
+
+
+def marked_csv(rows: list[dict[str, Any]]) -> Decoded:
+    text = "".join(f"{NOW};{row['f']};{row['i']};{row['s']}\n" for row in rows)
+    decoder = TextFormat("csv", MARKED, CsvDialect(";")).decoder(("t", "f", "i", "s"), "x")
+    return decoder.decode(text.encode(), NOW)
+
+
+@pytest.mark.parametrize("decode", [lambda rows: ndjson(MARKED, rows), marked_csv])
+def test_decimal_commas_and_the_words_of_a_column_that_mean_null(
+    decode: Callable[[list[dict[str, Any]]], Decoded],
+) -> None:
+    before = counted("f")
+    decoded = decode([row for row, _ in WORDS])
+    assert [list(row.values())[:3] for row in decoded.batch.to_pylist()] == [read for _, read in WORDS]
+    assert decoded.rejected == () and counted("f") > before
+    wrong = decode([{"f": text, "i": 1, "s": "a"} for text in ("1.234,5", "1,234.5", "1,2,3", ",", "n.v.")])
+    assert len(wrong.batch) == 0 and sum(each.count for each in wrong.rejected) == 5
+    thousands = decode([{"f": "1.234", "i": 1, "s": "a"}])
+    assert (len(thousands.batch), [each.reason for each in thousands.rejected]) == (0, ["wrong-type"])
+
+
+def test_numbers_of_json_have_a_point_also_beside_a_decimal_comma() -> None:
+    schema = replace(LENIENT, decimal=",")
+    decoded = ndjson(schema, [{"f": 1.25, "i": 200.0}, {"f": "1,25", "i": "1.000"}, {"f": "1,5", "i": "3,0"}])
+    assert [row[:2] for row in values(decoded)] == [[1.25, 200], [1.5, 3]]
+    assert [each.reason for each in decoded.rejected] == ["wrong-type"]
+
+
+def counted(column: str) -> float:
+    return CONVERTED.labels(column)._value.get()
+
+
+@pytest.mark.parametrize(
+    ("on_nan", "left"), [(None, [1.0, "nan", None]), ("null", [1.0, None, None]), ("reject", [1.0, None])]
+)
+def test_nan_is_kept_or_null_or_rejects_its_record(on_nan: str | None, left: list[Any]) -> None:
+    rules = {} if on_nan is None else {"f": on_nan}
+    schema = RecordSchema({"f": pa.float64()}, EventTime("t"), on_nan=rules)
+    batch = pa.record_batch({"t": [NOW] * 3, "f": pa.array([1.0, float("nan"), None])})
+    decoded = convert(batch, schema, NOW)
+    found = decoded.batch.column("f").to_pylist()
+    assert ["nan" if isinstance(each, float) and each != each else each for each in found] == left
+    stated = [(each.reason, each.message, each.spans) for each in decoded.rejected]
+    assert stated == (
+        [("wrong-type", "f: got nan; on_nan is reject", ((NOW, NOW + 1, 1),))] if on_nan == "reject" else []
+    )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edge.codecs import ColumnsSchema, EventTime, LineDecoder, RecordSchema, SyslogFormat, TextFormat
 from edge.codecs.messages import MessageDecoder
 from edge.records import Decoded
-from edgewater.model.streams import TIME_COLUMN
+from edgewater.base.streams import TIME_COLUMN
 from tests.examples import examples
 
 ARRIVAL = dt.datetime(2023, 10, 11, 22, 20, tzinfo=dt.UTC)
@@ -73,8 +73,8 @@ def test_nil_values_are_null_and_the_text_of_a_message_stays() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        "<34>Oct 11 22:14:15 su: 'su root' failed",
-        "<34>Oct 11 22:14:15 cron[7]: (root) CMD",
+        "Oct 11 22:14:15 web-1",
+        "<34>Oct 11 22:14:15 [7]: x",
         "<34>Oct 11 22:14:15 web-1",
         "<34>Oct 11 2023 22:14:15 web-1 su: x",
         "<34>2 2023-10-11T22:14:15Z web-1 su - - - x",
@@ -190,3 +190,21 @@ def test_a_wrong_type_in_a_body_without_a_time_is_rejected(text: TextFormat, bod
 def test_columns_of_a_part_need_no_time() -> None:
     assert not ColumnsSchema({"n": pa.int64()}, EventTime("at")).has_time
     assert RecordSchema({"n": pa.int64()}, EventTime("at")).has_time
+
+
+@pytest.mark.parametrize(
+    ("line", "host", "app", "severity", "message"),
+    [
+        ("<13>Oct 11 22:14:15 web-1 su: hello", "web-1", "su", 5, "hello"),
+        ("Oct 11 22:14:15 web-1 su: hello", "web-1", "su", None, "hello"),
+        ("<13>Oct 11 22:14:15 su: hello", None, "su", 5, "hello"),
+        ("<13>Oct  1 22:14:15 cron[7]: (root) CMD", None, "cron", 5, "(root) CMD"),
+        ("Oct 11 22:14:15 cron[7]: x", None, "cron", None, "x"),
+        ("2023-10-11T22:14:15Z web-1 app: x", "web-1", "app", None, "x"),
+    ],
+)
+def test_a_priority_or_a_host_may_be_missing(
+    line: str, host: str | None, app: str, severity: int | None, message: str
+) -> None:
+    (found,) = decode(line).batch.to_pylist()
+    assert (found["host"], found["app"], found["severity"], found["message"]) == (host, app, severity, message)

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.csv
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edge.codecs import (
@@ -26,8 +27,8 @@ from edge.config import LookupConfig
 from edge.records import Decoded
 from edge.sources.lookups import load_table
 from edge.sources.otlp.columns import Values
+from edgewater.base.streams import COLUMN_TYPES
 from edgewater.model.expressions import bind
-from edgewater.model.streams import COLUMN_TYPES
 from edgewater.model.syntax import parse_sql
 from tests.examples import examples
 
@@ -169,12 +170,14 @@ def test_a_value_in_json_counts_or_is_rejected_by_itself(kind: str, tokens: list
 
 @pytest.mark.parametrize("kind", ["int64", "float64", "bool"])
 @given(text=TEXTS)
+@example(text="NA")
+@example(text="#N/A")
 @examples(300)
 def test_all_formats_casts_attributes_and_lookups_read_the_same_values(kind: str, text: str) -> None:
     bound = bind(parse_sql(f"CAST(s AS {SQL_TYPES[kind]})", ""),
                  {"s": pa.string()}, "")  # fmt: skip
     expected = bound.array(pa.record_batch({"s": [text]}))[0].as_py()
-    nulls = {"null", "nan", "NaN", "-nan", "-NaN"}  # CSV without `nulls`
+    nulls = pa.csv.ConvertOptions().null_values  # CSV without `nulls`
     for name in ("csv", "logfmt", "regex", "syslog", "messages"):
         line, codec = FORMATS[name]
         rows, _ = result(codec(typed(kind)), [line(text)])

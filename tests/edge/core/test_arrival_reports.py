@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,14 @@ from edge.core import (
 from edge.core.arrival_reports import ArrivalMonitor, SamplingSettings
 from edge.durability import DurableCore
 from edge.durability.event_records import decode_event, encode_event
-from edgewater.arrivals import GroupedSubstream, SubstreamStatistics
+from edgewater.arrivals import SubstreamStatistics, read_report
+from edgewater.base.streams import LIVE, TIME_COLUMN, StreamClock
 from edgewater.model.accuracy import MAX_GROUPS, report_schedule
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import LIVE, TIME_COLUMN, StreamClock
 from edgewater.synopses import GroupedAggregate, Sum
 from edgewater.wire import Arrivals, FrameBody, QueryRef, SamplingReason, body_from_wire, body_to_wire
 from edgewater.wire import uplink_pb2 as pb
+from tests.cores import open_core, pulled
 from tests.edge.hard_state import hard_state
 
 REF = QueryRef("q", 1)
@@ -47,10 +49,7 @@ CLOCK = report_schedule(SPEC.window, SPEC.accuracy, SPEC.lateness_ms)
 
 
 def core(clock: StreamClock | None = LIVE, spec: QuerySpec = SPEC) -> EdgeCore:
-    result = EdgeCore({"s": StreamSpec(COLUMNS, clock, 10_000)}, source=3)
-    result.handle(SourcesOpened((("s", "f"),)))
-    result.handle(Configured(((REF, spec),)))
-    return result
+    return open_core(StreamSpec(COLUMNS, clock, 10_000), (REF, spec), source="f", number=3)
 
 
 def come(edge: EdgeCore, arrival_ms: int, *records: tuple[int, float | None]) -> None:
@@ -60,15 +59,13 @@ def come(edge: EdgeCore, arrival_ms: int, *records: tuple[int, float | None]) ->
 
 
 def pull(edge: EdgeCore, now_ms: int, capacity: int = 1 << 16) -> FrameBody | None:
-    for effect in edge.handle(PullEvent(capacity, edge.pulls.event_times(now_ms))):
-        if isinstance(effect, FrameBuilt):
-            return effect.frame.unpack()
-    return None
+    frames = pulled(edge, PullEvent(capacity, edge.pulls.event_times(now_ms)))
+    return frames[0].unpack() if frames else None
 
 
 def told(body: FrameBody | None) -> list[SubstreamStatistics]:
     assert body is not None and body.arrivals is not None and CLOCK is not None
-    return [SubstreamStatistics.from_state(s, CLOCK.grid) for s in body.arrivals.substreams]
+    return [each for state in body.arrivals.substreams for each in read_report(state, CLOCK.grid)]
 
 
 def test_all_arrivals_are_sent_at_a_windows_end_even_if_the_watermark_is_behind() -> None:
@@ -103,6 +100,18 @@ def test_stragglers_are_reported_in_later_slots_and_each_record_once() -> None:
     assert sum(s.events for body in bodies if body for s in told(body)) == 3
     points = [body.arrivals.through_ms for body in bodies if body and body.arrivals]
     assert points == sorted(set(points)) and points[0] == 1_000 and 1_500 in points
+
+
+def test_the_values_of_a_slice_are_in_the_first_substream_of_a_report() -> None:
+    edge = core()
+    come(edge, 990, (100, 1.0), (200, 2.0), (600, 4.0), (900, 8.0))
+    first, second = told(pull(edge, 1_000))
+    assert (first.index, first.events, second.index, second.events) == (0, 2, 1, 2)
+    assert first.value_sums.sum(axis=1).tolist() == [4, 15.0, 85.0] and first.ranges.tolist() == [[1.0], [8.0]]
+    assert not second.value_sums.size and second.ranges.tolist() == [[math.inf], [-math.inf]]
+    come(edge, 1_010, (950, 16.0))
+    (late,) = told(pull(edge, 1_020))
+    assert (late.index, late.value_sums.sum(axis=1).tolist()) == (1, [1, 16.0, 256.0])
 
 
 def test_under_an_error_budget_a_report_repeats_no_group_that_has_hardly_changed() -> None:
@@ -152,8 +161,7 @@ def test_a_report_larger_than_a_frame_is_split_and_complete_with_its_last_part()
 
 
 def test_a_report_is_whole_whatever_room_the_plan_of_the_link_gives_its_query() -> None:
-    edge = EdgeCore({"s": StreamSpec(COLUMNS, LIVE, 10_000)}, source=3)
-    edge.handle(SourcesOpened((("s", "f"),)))
+    edge = open_core(StreamSpec(COLUMNS, LIVE, 10_000), source="f", number=3)
     plain = [QuerySpec.from_mapping({**SPEC.to_mapping(), "name": n, "accuracy": None}) for n in ("a", "b")]
     edge.handle(Configured(((REF, SPEC), *((QueryRef(spec.name, 1), spec) for spec in plain))))
     reported = []
@@ -244,10 +252,7 @@ KEYS = {"k": pa.string(), "n": pa.int64()}
 
 
 def grouped_core(spec: QuerySpec = GROUPED) -> EdgeCore:
-    result = EdgeCore({"s": StreamSpec({**COLUMNS, **KEYS}, LIVE, 10_000)}, source=3)
-    result.handle(SourcesOpened((("s", "f"),)))
-    result.handle(Configured(((REF, spec),)))
-    return result
+    return open_core(StreamSpec({**COLUMNS, **KEYS}, LIVE, 10_000), (REF, spec), source="f", number=3)
 
 
 def come_grouped(edge: EdgeCore, arrival_ms: int, *records: tuple[int, float | None, str | None, int]) -> None:
@@ -259,9 +264,9 @@ def come_grouped(edge: EdgeCore, arrival_ms: int, *records: tuple[int, float | N
     edge.handle(Ingested("s", "f", batch, arrival_ms))
 
 
-def told_by_group(body: FrameBody | None) -> list[GroupedSubstream]:
+def told_by_group(body: FrameBody | None) -> list[SubstreamStatistics]:
     assert body is not None and body.arrivals is not None and CLOCK is not None
-    return [GroupedSubstream.from_state(s, CLOCK.grid) for s in body.arrivals.substreams]
+    return [each for state in body.arrivals.substreams for each in read_report(state, CLOCK.grid, grouped=True)]
 
 
 def test_a_query_with_groups_reports_arrivals_and_values_by_group() -> None:
@@ -297,7 +302,7 @@ def reports_of(edge: EdgeCore, bandwidth_bytes_s: float, begin_ms: int, end_ms: 
     for now in range(begin_ms + 100, end_ms + 1, 100):
         come_grouped(edge, now - 5, *[(now - 10, float(i + now), f"k{i}", i) for i in range(40)])
         event = PullEvent(1 << 16, edge.pulls.event_times(now), bandwidth_bytes_s)
-        bodies += [e.frame.unpack() for e in edge.handle(event) if isinstance(e, FrameBuilt)]
+        bodies += [frame.unpack() for frame in pulled(edge, event)]
     return [body for body in bodies if body.arrivals is not None]
 
 
@@ -367,8 +372,7 @@ def test_a_replay_gives_the_same_statistics_by_group_byte_for_byte(tmp_path: Pat
         for core in (whole, dying):
             event = Ingested("s", "f", batch, now)
             core.ingest_payload(event) if isinstance(core, DurableCore) else core.handle(event)
-            effects = core.handle(PullEvent(1 << 16, whole.pulls.event_times(now))) if step % 3 == 0 else []
-            frames.append([e.frame for e in effects if isinstance(e, FrameBuilt)])
+            frames.append(pulled(core, PullEvent(1 << 16, whole.pulls.event_times(now))) if step % 3 == 0 else [])
         assert frames[0] == frames[1]
         if step % 7 == 0:
             dying.sync()

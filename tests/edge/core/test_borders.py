@@ -6,12 +6,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from edge.core import BackfillIngested, Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
+from edge.core import BackfillIngested, Configured, EdgeCore, Ingested, PullEvent, SourcesOpened, StreamSpec
 from edge.durability.event_records import decode_event, encode_event
+from edgewater.base.streams import MIN_TIME_MS, TIME_COLUMN
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import MIN_TIME_MS, TIME_COLUMN
 from edgewater.model.window_range import WindowRange
 from edgewater.wire import DropReason, FrameBody, LossReason, QueryRef
+from tests.cores import drained
 
 SECOND = 1_000
 OLD, NEW = QueryRef("n", 1), QueryRef("n", 2)
@@ -47,9 +48,8 @@ def changes(edge: EdgeCore, new: QuerySpec, old: QuerySpec, border_ms: int = BOR
 
 def ships(edge: EdgeCore) -> dict[QueryRef, list[FrameBody]]:
     bodies: dict[QueryRef, list[FrameBody]] = {}
-    while frames := [e.frame for e in edge.handle(PullEvent(1 << 20, OPEN)) if isinstance(e, FrameBuilt)]:
-        for frame in frames:
-            bodies.setdefault(frame.query, []).append(frame.unpack())
+    for frame in drained(edge, PullEvent(1 << 20, OPEN)):
+        bodies.setdefault(frame.query, []).append(frame.unpack())
     return bodies
 
 

@@ -9,23 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.core import (
-    BudgetSet,
-    Configured,
-    DriftRates,
-    EdgeCore,
-    FrameBuilt,
-    Ingested,
-    PullEvent,
-    ShareSchedule,
-    SourcesOpened,
-    StreamSpec,
-)
+from edge.core import BudgetSet, DriftRates, EdgeCore, Ingested, PullEvent, ShareSchedule, StreamSpec
 from edge.core.budget_schedule import MAX_STEPS
 from edge.durability.event_records import decode_event, encode_event
+from edgewater.base.streams import MIN_TIME_MS, TIME_COLUMN
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import MIN_TIME_MS, TIME_COLUMN
 from edgewater.wire import FrameBody, QueryRef
+from tests.cores import drained, open_core, pulled
 
 REF = QueryRef("q", 1)
 SPEC = QuerySpec.from_mapping(
@@ -41,27 +31,20 @@ SPEC = QuerySpec.from_mapping(
 )
 
 
-def make_core() -> EdgeCore:
-    return EdgeCore({"events": StreamSpec({"k": pa.string(), "x": pa.int64()})})
+STREAM = StreamSpec({"k": pa.string(), "x": pa.int64()})
 
 
 def core() -> EdgeCore:
-    made = make_core()
-    made.handle(SourcesOpened((("events", "f"),)))
-    made.handle(Configured(((REF, SPEC),)))
-    return made
+    return open_core(STREAM, (REF, SPEC), stream="events")
 
 
 def ingest(edge: EdgeCore, time_ms: int, value: int) -> None:
     columns = {"k": pa.array(["p"]), "x": pa.array([value]), TIME_COLUMN: pa.array([time_ms])}
-    edge.handle(Ingested("events", "f", pa.record_batch(columns), 1 << 40))
+    edge.handle(Ingested("events", "file", pa.record_batch(columns), 1 << 40))
 
 
 def pull(edge: EdgeCore) -> list[FrameBody]:
-    bodies = []
-    while built := [e for e in edge.handle(PullEvent(1 << 20)) if isinstance(e, FrameBuilt)]:
-        bodies.append(built[0].frame.unpack())
-    return bodies
+    return [frame.unpack() for frame in drained(edge)]
 
 
 def withheld(bodies: list[FrameBody]) -> dict[int, float]:
@@ -83,6 +66,20 @@ def test_a_share_applies_from_the_first_slice_that_is_not_closed() -> None:
     assert withheld(pull(edge)) == {0: 90.0}, "a late record is kept back under the slice's own share"
 
 
+def test_a_smaller_share_applies_to_a_slice_of_which_only_a_part_has_been_sent() -> None:
+    edge = core()
+    edge.handle(BudgetSet(REF, {"s": 100.0}, 1))
+    keys, values = [f"group-{n:04}" for n in range(2_000)], [1_000] * 1_900 + [60] * 100
+    columns = {"k": pa.array(keys), "x": pa.array(values), TIME_COLUMN: pa.array([500] * len(keys))}
+    edge.handle(Ingested("events", "file", pa.record_batch(columns), 1 << 40))
+    ingest(edge, 1_500, 1)
+    (first,) = pulled(edge, PullEvent(2_000))
+    assert withheld([first.unpack()]) == {}, "there was no room for all, so the slice is not closed"
+    edge.handle(BudgetSet(REF, {"s": 50.0}, 2))
+    assert edge.queries[REF].store.schedule.last.from_ms <= 0
+    assert withheld(pull(edge)) == {0: 0.0}
+
+
 def test_a_share_for_a_later_slice_does_not_apply_before_it() -> None:
     edge = core()
     edge.handle(BudgetSet(REF, {"s": 100.0}, 1, from_ms=1_000))
@@ -100,7 +97,7 @@ def test_an_older_version_is_ignored() -> None:
 
 
 def test_shares_survive_a_checkpoint_and_the_journal() -> None:
-    edge, again = core(), make_core()
+    edge, again = core(), EdgeCore({"events": STREAM})
     edge.handle(BudgetSet(REF, {"s": 100.0}, 1))
     edge.handle(BudgetSet(REF, {"s": 10.0}, 2, from_ms=7_000))
     again.restore(edge.to_state())

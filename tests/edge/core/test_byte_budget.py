@@ -9,12 +9,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core import BudgetSet, Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
+from edge.core import BudgetSet, Configured, EdgeCore, Ingested, PullEvent, StreamSpec
+from edgewater.base.streams import TIME_COLUMN, StreamClock
 from edgewater.model.byte_budget import close_bytes
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import TIME_COLUMN, StreamClock
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import FrameBody, QueryRef, link_bytes
+from tests.cells import at_night
+from tests.cores import open_core, pulled
+
+pytestmark = pytest.mark.slow
 
 MINUTE_MS, HOUR_MS, GROUPS, AMOUNT = 60_000, 3_600_000, 300, 30_000
 BEGIN_MS = 470_000 * HOUR_MS
@@ -31,8 +35,7 @@ class Edge:
             "name": "q", "from": "s", "group_by": ["k"], "measures": {"n": "count()"},
             "window": {"tumbling": "1m"}, "budget": budget, **parts,
         }  # fmt: skip
-        self.core = EdgeCore({"s": StreamSpec({"k": pa.string()}, clock=StreamClock(0, 0, 1.0))})
-        self.core.handle(SourcesOpened((("s", "f"),)))
+        self.core = open_core(StreamSpec({"k": pa.string()}, clock=StreamClock(0, 0, 1.0)), source="f")
         self.core.handle(Configured(((REF, QuerySpec.from_mapping(query)),), now_ms=now_ms))
         self.now_ms, self.used = now_ms, Counter[int]()
         self.bodies: list[tuple[int, FrameBody]] = []
@@ -52,8 +55,7 @@ class Edge:
 
     def pull(self, now_ms: int | None = None) -> bool:
         now_ms = self.now_ms if now_ms is None else now_ms
-        built = self.core.handle(PullEvent(8 << 10, {"s": self.now_ms}, 1e5, now_ms=now_ms))
-        frames = [e.frame for e in built if isinstance(e, FrameBuilt)]
+        frames = pulled(self.core, PullEvent(8 << 10, {"s": self.now_ms}, 1e5, now_ms=now_ms))
         for frame in frames:
             self.used[now_ms // HOUR_MS] += link_bytes(frame.wire_bytes)
             self.bodies.append((now_ms, frame.unpack()))
@@ -68,7 +70,7 @@ class Edge:
 
 
 @pytest.mark.parametrize(
-    "beside", [{}, {"staleness": "5s"}, {"error": {"n": 0}}, {"error": {"n": 0}, "staleness": "5s"}]
+    "beside", [{}, *at_night({"staleness": "5s"}, {"error": {"n": 0}}), {"error": {"n": 0}, "staleness": "5s"}]
 )
 def test_each_hour_keeps_the_budget_and_each_window_closes_in_time_with_its_largest_groups(
     beside: dict[str, Any],
@@ -90,6 +92,38 @@ def test_each_hour_keeps_the_budget_and_each_window_closes_in_time_with_its_larg
         assert withheld.groups >= len(unsent) > 0 and withheld.largest_above >= max(unsent)
         if start >= BEGIN_MS + 2 * HOUR_MS:
             assert withheld.largest_above <= 10, "the price is about the same for all windows"
+
+
+@pytest.mark.parametrize("beside", [{}, {"staleness": "5s"}])
+def test_what_the_budget_does_not_permit_is_no_demand_on_the_link(beside: dict[str, Any]) -> None:
+    """Otherwise the plan of the link reserves bytes for groups that will not be sent."""
+    edge = Edge({**ALONE, **beside})
+    for _ in range(60):
+        edge.window()
+    edge._ingest(pa.array([f"group{k}" for k in np.arange(10 * GROUPS).repeat(50)]), edge.now_ms + 1)
+    edge.now_ms += MINUTE_MS
+    edge._ingest(pa.array(["group0"]), edge.now_ms)
+    pipeline, pulls = edge.core.queries[REF], edge.core.pulls
+    asked = PullEvent(8 << 10, {"s": edge.now_ms}, 1e5, now_ms=edge.now_ms)
+    (demand,) = pulls.demands(asked, [pipeline])
+    assert 0 < demand.required + demand.optional[-1] <= pipeline.byte_room(edge.now_ms).now_bytes  # type: ignore[union-attr]
+
+
+def test_what_a_slice_takes_and_omits_is_known_for_forecasts() -> None:
+    edge = Edge(ALONE)
+    load = edge.core.queries[REF].load
+    assert load.sent_bytes is None
+    for _ in range(20):
+        edge.window()
+    bodies = [b for t, b in edge.bodies[-5:]]
+    mean = np.mean([sum(len(p.synopsis) for p in b.partials) for b in bodies])
+    assert mean < load.sent_bytes < mean + 400  # type: ignore[operator]
+    entry_bytes = edge.core.queries[REF].shipper.entry_bytes
+    omitted = entry_bytes * np.mean([c.withheld[0].groups for b in bodies for c in b.closes])
+    assert load.omitted_bytes == pytest.approx(omitted, rel=0.3) and omitted > 0
+    wide = Edge({"bytes": "50MB per hour"})
+    wide.window()
+    assert wide.core.queries[REF].load.omitted_bytes == 0
 
 
 def test_what_an_error_limit_does_not_need_is_not_sent_although_there_are_bytes() -> None:
@@ -134,17 +168,102 @@ def test_without_bytes_for_its_close_a_window_closes_late_and_in_order() -> None
     assert starts == sorted(starts) and len(starts) == 3
 
 
-@pytest.mark.parametrize("back_ms", [MINUTE_MS, 2 * HOUR_MS])
-def test_a_clock_that_is_set_back_gives_no_bytes_twice(back_ms: int) -> None:
+def test_a_query_without_bytes_waits_until_it_has_them() -> None:
     edge = Edge(ALONE)
-    for _ in range(60):
+    edge.window()
+    count = edge.core.queries[REF].byte_count
+    assert count is not None
+    count.used = dict.fromkeys(count.used, AMOUNT - 200)
+    edge._ingest(pa.array(["group0"]), edge.now_ms + MINUTE_MS)
+    edge.now_ms += MINUTE_MS
+    due_ms = edge.core.pulls.next_pull_ms(1e5, edge.now_ms)
+    assert due_ms is not None and BEGIN_MS + HOUR_MS * 0.99 < due_ms <= BEGIN_MS + HOUR_MS
+    assert not edge.pull(due_ms - 100) and edge.pull(due_ms)
+
+
+def test_after_an_outage_as_many_windows_close_as_have_bytes_the_oldest_first() -> None:
+    edge = Edge(ALONE)
+    edge.window()
+    for _ in range(6 * 60):  # the closes of all of these take more than an hour's bytes
+        edge.now_ms += MINUTE_MS
+        edge._ingest(pa.array(["group0"]), edge.now_ms)
+    begin, pulled = edge.now_ms, len(edge.bodies)
+    while edge.core.queries[REF].through_ms < begin:
+        edge.now_ms = max(edge.core.pulls.next_pull_ms(1e5, edge.now_ms) or 0, edge.now_ms)
+        edge.pull()
+    starts = [c.slice_start_ms for _, b in edge.bodies for c in b.closes]
+    assert starts == sorted(starts) and len(starts) == 6 * 60 + 1
+    assert edge.now_ms - begin < 4 * HOUR_MS and len(edge.bodies) - pulled > 3
+    assert all(used <= AMOUNT for used in edge.used.values())
+
+
+@pytest.mark.parametrize("back_ms", [2 * MINUTE_MS, 2 * HOUR_MS, 20_000 * HOUR_MS])
+def test_a_clock_that_is_set_back_gives_no_bytes_twice_and_takes_only_those_until_now(back_ms: int) -> None:
+    edge = Edge(ALONE)
+    for _ in range(61):
         edge.window()
-    before = sum(edge.used.values())
-    edge.pull(edge.now_ms - back_ms)
-    room = edge.core.queries[REF].byte_count
-    assert room is not None
-    left = room.room(edge.now_ms - back_ms).now_bytes
-    assert left <= max(AMOUNT - before, AMOUNT // 4)
+    count = edge.core.queries[REF].byte_count
+    assert count is not None
+    newest_ms = edge.now_ms
+    edge.now_ms -= back_ms
+    assert count.room(edge.now_ms).now_bytes <= 0, "all bytes until now count as used"
+    until_ms = edge.now_ms + HOUR_MS // 2
+    while edge.now_ms < until_ms:
+        edge._ingest(pa.array(["group0"]), newest_ms)
+        newest_ms += MINUTE_MS
+        edge._ingest(pa.array(["group0"]), newest_ms)
+        edge.now_ms += MINUTE_MS
+        edge.pull()
+    assert edge.bodies[-1][0] > until_ms - 10 * MINUTE_MS, "the query goes on"
+    edge.now_ms = newest_ms  # and if the first clock was right
+    for _ in range(28 if back_ms > HOUR_MS else 0):
+        edge.window()
+    assert all(used <= AMOUNT for used in edge.used.values())
+
+
+def test_a_version_counts_what_earlier_versions_send() -> None:
+    edge = Edge(ALONE)
+    edge.window()
+    first = edge.core.queries[REF]
+    second = QueryRef("q", 2)
+    edge.core.handle(Configured(((REF, first.spec), (second, first.spec)), now_ms=edge.now_ms))
+    count = edge.core.queries[second].byte_count
+    assert count is not None
+    before, pulled = sum(count.used.values()), len(edge.bodies)
+    edge.now_ms += MINUTE_MS
+    edge._ingest(pa.array(["group1", "group2"]), edge.now_ms)
+    while edge.pull():
+        pass
+    assert len(edge.bodies) > pulled and sum(count.used.values()) > before
+
+
+def test_a_restored_state_has_counted_the_same_bytes() -> None:
+    edge = Edge(ALONE)
+    for _ in range(61):
+        edge.window()
+    edge.core.queries[REF].byte_count.room(edge.now_ms - 2 * HOUR_MS)  # type: ignore[union-attr]
+    core = EdgeCore({"s": edge.core.streams["s"].spec})
+    core.restore(edge.core.to_state())
+    was, is_ = (each.queries[REF].byte_count for each in (edge.core, core))
+    assert was is not None and is_ is not None and len(was.used) == 2 and was.used == is_.used
+
+
+def test_late_records_of_many_windows_are_stated_in_as_many_places_as_a_frame_has_bytes_for() -> None:
+    least = int(60 / 0.75 * close_bytes("q", ["n"])) + 1
+    edge = Edge({"bytes": f"{least}B per hour"})
+    for _ in range(3):
+        edge.now_ms += 100 * MINUTE_MS
+        edge._ingest(pa.array(["group0"]), edge.now_ms)
+        while edge.pull():
+            pass
+    for k in range(200):
+        edge._ingest(pa.array(["late"]), edge.now_ms - (k + 2) * MINUTE_MS)
+    edge.now_ms += 61 * MINUTE_MS
+    while edge.pull():
+        pass
+    assert sum(d.records for _, b in edge.bodies for d in (*b.dropped, *b.late)) == 200
+    assert max(len(b.dropped) + len(b.late) for _, b in edge.bodies) < 200
+    assert all(used <= least for used in edge.used.values())
 
 
 def test_a_query_that_begins_within_an_hour_has_the_bytes_of_the_rest_of_it() -> None:

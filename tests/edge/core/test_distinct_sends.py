@@ -8,11 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core import Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourceEnded, SourcesOpened, StreamSpec
+from edge.core import EdgeCore, Ingested, PullEvent, SourceEnded, StreamSpec
+from edgewater.base.streams import TIME_COLUMN
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import TIME_COLUMN
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import QueryRef
+from tests.cores import drained, open_core
 
 COLUMNS = {"country": pa.string(), "client": pa.int64()}
 
@@ -22,10 +23,7 @@ def new_core(measures: dict[str, str]) -> EdgeCore:
         {"name": "q", "from": "s", "group_by": "country", "window": {"tumbling": "1h"}, "measures": measures,
          "cache": {"eviction": "lru"}}
     )  # fmt: skip
-    core = EdgeCore({"s": StreamSpec(COLUMNS)})
-    core.handle(SourcesOpened((("s", "file"),)))
-    core.handle(Configured(((QueryRef("q", 1), spec),)))
-    return core
+    return open_core(StreamSpec(COLUMNS), (QueryRef("q", 1), spec))
 
 
 def ingest(core: EdgeCore, countries: Sequence[str], clients: Sequence[int], at_ms: int) -> None:
@@ -36,11 +34,7 @@ def ingest(core: EdgeCore, countries: Sequence[str], clients: Sequence[int], at_
 
 def sent(core: EdgeCore, now_ms: int) -> list[bytes]:
     """Returns the partials that the core sends now, of its open slice too."""
-    partials: list[bytes] = []
-    pull = PullEvent(1 << 20, {"s": now_ms})
-    while frames := [e.frame for e in core.handle(pull) if isinstance(e, FrameBuilt)]:
-        partials += [p.synopsis for frame in frames for p in frame.unpack().partials]
-    return partials
+    return [p.synopsis for frame in drained(core, PullEvent(1 << 20, {"s": now_ms})) for p in frame.unpack().partials]
 
 
 def counts(partials: list[bytes]) -> dict[str, float]:

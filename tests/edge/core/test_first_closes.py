@@ -4,81 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import Any
 
-import pyarrow as pa
 import pytest
 
-from edge.core import Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
+from edge.core import Configured
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import TIME_COLUMN, StreamClock
-from edgewater.synopses import GroupedAggregate
-from edgewater.wire import Frame, FrameBody, QueryRef
+from edgewater.wire import QueryRef
+from tests.edge.core.shops import GROUPS, WINDOW_MS, Shops, groups, query
 
-WINDOW_MS, RATE_BYTES_S, GROUPS = 10_000, 4_096.0, 1_000
 LATE_MS = 3_000
 """After this time, no frame of a staleness budget of 2 s is in time."""
-
-
-def query(name: str, **parts: Any) -> QuerySpec:
-    return QuerySpec.from_mapping(
-        {
-            "name": name, "from": "sales", "group_by": ["shop"], "measures": {"amount": "sum(amount)"},
-            "window": {"tumbling": "10s"}, "budget": {"staleness": "2s"}, "lateness": "1h", **parts,
-        }
-    )  # fmt: skip
 
 
 def exact(name: str = "exact") -> QuerySpec:
     return replace(query(name), budget=None)
 
 
-class Edge:
-    """An edge whose link pulls a message whenever the message before has passed."""
-
-    def __init__(self, *specs: QuerySpec) -> None:
-        columns = {"shop": pa.string(), "amount": pa.int64()}
-        self.core = EdgeCore({"sales": StreamSpec(columns, clock=StreamClock(0, 0, 1.0))})
-        self.core.handle(SourcesOpened((("sales", "till"),)))
-        self.core.handle(Configured(tuple((QueryRef(spec.name, 1), spec) for spec in specs)))
-        self.messages: list[tuple[int, list[Frame]]] = []
-
-    def sell(self, window: int) -> None:
-        """Sells in each shop, shop k for 1 + k."""
-        self._ingest(window * WINDOW_MS + 1, [f"shop{k}" for k in range(GROUPS)], list(range(1, GROUPS + 1)))
-
-    def end(self, window: int) -> None:
-        """Brings the watermark to the end of a window."""
-        self._ingest((window + 1) * WINDOW_MS, ["next"], [1])
-
-    def _ingest(self, at_ms: int, shops: list[str], amounts: list[int]) -> None:
-        times = pa.array([at_ms] * len(shops), pa.int64())
-        batch = pa.record_batch({"shop": shops, "amount": pa.array(amounts, pa.int64()), TIME_COLUMN: times})
-        self.core.handle(Ingested("sales", "till", batch, at_ms))
-
-    def pull(self, now_ms: int, capacity: int = 1_500, rate: float = RATE_BYTES_S) -> list[Frame]:
-        event = PullEvent(capacity, {"sales": now_ms}, rate, max_frames=64)
-        frames = [e.frame for e in self.core.handle(event) if isinstance(e, FrameBuilt)]
-        if frames:
-            self.messages.append((now_ms, frames))
-        return frames
-
-    def send(self, from_ms: int, to_ms: int) -> None:
-        now_ms = from_ms
-        while now_ms < to_ms:
-            size = sum(frame.plain_wire_bytes for frame in self.pull(now_ms))
-            now_ms += max(round(1000 * size / RATE_BYTES_S), 20)
-
-    def bodies(self, name: str) -> list[FrameBody]:
-        return [f.unpack() for _, frames in self.messages for f in frames if f.query.name == name]
-
-
-def groups(body: FrameBody, start: int = 0) -> int:
-    return sum(len(GroupedAggregate.from_bytes(p.synopsis)) for p in body.partials if p.slice_start_ms == start)
-
-
 def test_each_frame_closes_the_slice_with_less_withheld_and_the_last_one_advances_the_progress() -> None:
-    edge = Edge(query("q"))
+    edge = Shops(query("q"))
     edge.sell(0)
     edge.end(0)
     edge.send(WINDOW_MS, WINDOW_MS + LATE_MS)
@@ -100,7 +43,7 @@ def test_first_closes_that_are_due_together_share_a_message_in_which_nothing_els
     queries: int, expected: int
 ) -> None:
     names = [f"q{k}" for k in range(queries)]
-    edge = Edge(*map(query, names), exact())
+    edge = Shops(*map(query, names), exact())
     edge.sell(0)
     edge.end(0)
     frames = edge.pull(WINDOW_MS, capacity=1_500 * queries)
@@ -110,7 +53,7 @@ def test_first_closes_that_are_due_together_share_a_message_in_which_nothing_els
 
 
 def test_a_window_without_records_is_reported_with_the_first_closes() -> None:
-    edge = Edge(query("busy"), query("idle", where="shop = 'none'"), exact())
+    edge = Shops(query("busy"), query("idle", where="shop = 'none'"), exact())
     edge.sell(0)
     edge.end(0)
     edge.send(WINDOW_MS, 2 * WINDOW_MS)
@@ -123,7 +66,7 @@ def test_a_window_without_records_is_reported_with_the_first_closes() -> None:
 
 def test_after_first_closes_queries_share_the_link_equally() -> None:
     names = ["a", "b", "c"]
-    edge = Edge(*map(query, names), exact())
+    edge = Shops(*map(query, names), exact())
     edge.sell(0)
     edge.end(0)
     edge.send(WINDOW_MS, WINDOW_MS + 1_500)
@@ -137,10 +80,10 @@ def test_after_first_closes_queries_share_the_link_equally() -> None:
 
 def test_a_link_that_is_too_narrow_for_first_closes_still_carries_last_closes_and_other_queries() -> None:
     short = {"tumbling": "1s"}
-    edge, now_ms = Edge(*(query(f"q{k}", window=short) for k in range(4)), exact()), 0
+    edge, now_ms = Shops(*(query(f"q{k}", window=short) for k in range(4)), exact()), 0
     for window in range(40):
-        edge._ingest(window * 1_000 + 1, [f"shop{k}" for k in range(50)], [1] * 50)
-        edge._ingest((window + 1) * 1_000, ["next"], [1])
+        edge.ingest(window * 1_000 + 1, [f"shop{k}" for k in range(50)], [1] * 50)
+        edge.ingest((window + 1) * 1_000, ["next"], [1])
         now_ms = max(now_ms, (window + 1) * 1_000)
         while now_ms < (window + 2) * 1_000:
             size = sum(frame.plain_wire_bytes for frame in edge.pull(now_ms, 400, 1_000.0))
@@ -159,9 +102,9 @@ def test_on_a_link_that_is_too_narrow_for_all_queries_each_one_sends(count: int,
         for k, name in enumerate(f"q{k:03}" for k in range(count))
         for budget in [budgets[k % len(budgets)]]
     ]
-    edge, now_ms = Edge(*specs), 0
+    edge, now_ms = Shops(*specs), 0
     for window in range(windows):
-        edge._ingest(window * WINDOW_MS + 1, [f"shop{k}" for k in range(5)], list(range(1, 6)))
+        edge.ingest(window * WINDOW_MS + 1, [f"shop{k}" for k in range(5)], list(range(1, 6)))
         edge.end(window)
         now_ms = max(now_ms, (window + 1) * WINDOW_MS)
         while now_ms < (window + 2) * WINDOW_MS:
@@ -174,7 +117,7 @@ def test_on_a_link_that_is_too_narrow_for_all_queries_each_one_sends(count: int,
 
 
 def test_a_query_that_was_idle_has_saved_nothing_up() -> None:
-    edge = Edge(exact("a"))
+    edge = Shops(exact("a"))
     edge.sell(0)
     edge.end(0)
     edge.send(WINDOW_MS, 10 * WINDOW_MS)
@@ -191,9 +134,8 @@ def test_a_query_that_was_idle_has_saved_nothing_up() -> None:
 
 
 def test_after_an_outage_the_closes_of_all_windows_are_in_the_first_frame_with_groups_of_the_newest() -> None:
-    edge = Edge(query("q"))
-    for window in range(4):
-        edge.sell(window)
+    edge = Shops(query("q"))
+    edge.sell(0, 1, 2, 3)
     edge.end(3)
     (frame,) = edge.pull(5 * WINDOW_MS)
     body = frame.unpack()
@@ -202,9 +144,8 @@ def test_after_an_outage_the_closes_of_all_windows_are_in_the_first_frame_with_g
 
 
 def test_on_a_wide_link_windows_that_are_late_are_sent_completely() -> None:
-    edge = Edge(query("q"))
-    for window in range(4):
-        edge.sell(window)
+    edge = Shops(query("q"))
+    edge.sell(0, 1, 2, 3)
     edge.end(3)
     now_ms = 5 * WINDOW_MS
     while edge.pull(now_ms, 1 << 16, 1e6):
@@ -223,7 +164,7 @@ def test_only_time_windows_with_a_staleness_budget_alone_are_closed_provisionall
         "accuracy": query("q", group_by=[], accuracy={"error": "5%", "substream": "1s"}, lateness="5s"),
     }
     for kind, spec in others.items():
-        edge = Edge(spec)
+        edge = Shops(spec)
         edge.sell(0)
         edge.end(0)
         edge.send(WINDOW_MS, 4 * WINDOW_MS)
@@ -232,11 +173,11 @@ def test_only_time_windows_with_a_staleness_budget_alone_are_closed_provisionall
 
 
 def test_a_restored_edge_goes_on_where_it_was() -> None:
-    edge = Edge(*map(query, "ab"), exact())
+    edge = Shops(*map(query, "ab"), exact())
     edge.sell(0)
     edge.end(0)
     edge.send(WINDOW_MS, WINDOW_MS + 800)
-    again = Edge(*map(query, "ab"), exact())
+    again = Shops(*map(query, "ab"), exact())
     again.core.restore(edge.core.to_state())
     edge.messages.clear()
     for each in (edge, again):

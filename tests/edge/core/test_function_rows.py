@@ -8,22 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core import (
-    Acked,
-    Configured,
-    EdgeCore,
-    FrameBuilt,
-    Ingested,
-    PullEvent,
-    SamplingSet,
-    SourcesOpened,
-    StreamSpec,
-    TickEvent,
-)
+from edge.core import Acked, EdgeCore, FrameBuilt, Ingested, PullEvent, SamplingSet, StreamSpec, TickEvent
+from edgewater.base.streams import LIVE
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import LIVE
 from edgewater.synopses import GroupedAggregate, RowSampleStack
 from edgewater.wire import Frame, QueryRef
+from tests.cores import open_core, pulled
 
 REF = QueryRef("q", 1)
 CAPACITY = 1 << 18
@@ -32,10 +22,9 @@ CAPACITY = 1 << 18
 def core_of(measure: str, **parts: Any) -> EdgeCore:
     given = {"name": "q", "from": "s", "measures": {"p": measure}, "window": {"tumbling": "1s"}, "group_by": ["k"]}
     spec = QuerySpec.from_mapping({**given, "accuracy": {"error": "5%"}, **parts})
-    core = EdgeCore({"s": StreamSpec({"x": pa.float64(), "k": pa.string()}, LIVE, 100, 100_000)}, source=1)
-    core.handle(SourcesOpened((("s", "f"),)))
-    core.handle(Configured(((REF, spec),)))
-    return core
+    return open_core(
+        StreamSpec({"x": pa.float64(), "k": pa.string()}, LIVE, 100, 100_000), (REF, spec), source="f", number=1
+    )
 
 
 def feed(core: EdgeCore, times: list[int] | np.ndarray[Any, Any], keys: list[str]) -> None:
@@ -47,8 +36,7 @@ def frames(core: EdgeCore, now_ms: int, capacity: int = CAPACITY, bandwidth: flo
     core.handle(TickEvent(now_ms))
     sent: list[Frame] = []
     while (due := core.pulls.next_pull_ms(bandwidth, now_ms)) is not None and due <= now_ms:
-        effects = core.handle(PullEvent(capacity, core.pulls.event_times(now_ms), bandwidth, 50))
-        built = [e.frame for e in effects if isinstance(e, FrameBuilt)]
+        built = pulled(core, PullEvent(capacity, core.pulls.event_times(now_ms), bandwidth, 50))
         if not built:
             break
         sent += built

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from edge.core import Configured, EdgeCore, FrameBuilt, Ingested, InputLost, PullEvent, StreamSpec
+from edge.core import Configured, EdgeCore, Ingested, InputLost, PullEvent, StreamSpec
 from edge.core.dropped import MAX_SLICES
 from edge.records import RejectedRecords
+from edgewater.base.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, StreamClock
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, StreamClock
 from edgewater.wire import Frame, FrameBody, InputLoss, QueryRef
+from tests.cores import drained
 from tests.edge.core.test_core import ALL_OPEN, LATER, batch, make_core
 from tests.edge.recovery_world import COLUMNS, QUERIES
 
@@ -19,10 +20,7 @@ LOST_AT = 60_000
 
 
 def frames(core: EdgeCore) -> list[Frame]:
-    built = []
-    while made := [e.frame for e in core.handle(PullEvent(10_000, ALL_OPEN)) if isinstance(e, FrameBuilt)]:
-        built += made
-    return built
+    return drained(core, PullEvent(10_000, ALL_OPEN))
 
 
 def losses(built: list[Frame]) -> dict[str, tuple[InputLoss, ...]]:

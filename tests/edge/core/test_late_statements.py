@@ -7,12 +7,13 @@ import math
 import pyarrow as pa
 import pytest
 
-from edge.core import Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
+from edge.core import EdgeCore, Ingested, StreamSpec
 from edge.core.dropped import COUNTED, UnreportedDrops, late_amounts
 from edge.core.measure_inputs import MeasureArguments
+from edgewater.base.streams import MIN_TIME_MS, TIME_COLUMN
 from edgewater.model.query import BoundQuery, QuerySpec
-from edgewater.model.streams import MIN_TIME_MS, TIME_COLUMN
 from edgewater.wire import DropReason, FrameBody, QueryRef, Withheld
+from tests.cores import open_core, pulled
 
 COLUMNS = {"x": pa.int64(), "f": pa.float64()}
 MEASURES = {
@@ -44,14 +45,12 @@ def arguments(*rows: tuple[int, int | None, float | None]) -> MeasureArguments:
 
 
 def frames(core: EdgeCore) -> list[FrameBody]:
-    return [e.frame.unpack() for e in core.handle(PullEvent(1 << 20)) if isinstance(e, FrameBuilt)]
+    return [frame.unpack() for frame in pulled(core)]
 
 
 @pytest.mark.parametrize("lateness", ["0s", "10s"])
 def test_a_frame_states_late_records_with_their_amounts(lateness: str) -> None:
-    core = EdgeCore({"s": StreamSpec(COLUMNS, None)})
-    core.handle(SourcesOpened((("s", "file"),)))
-    core.handle(Configured(((REF, spec(lateness=lateness)),)))
+    core = open_core(StreamSpec(COLUMNS, None), (REF, spec(lateness=lateness)))
     core.handle(Ingested("s", "file", batch((100, 1, 1.0), (1500, 1, 1.0)), 0))
     frames(core)
     core.handle(Ingested("s", "file", batch((200, 7, 0.5), (300, -2, 0.5)), 0))
@@ -96,7 +95,8 @@ def test_amounts_of_several_reports_add_up_and_an_unknown_one_stays_unknown() ->
     drops.add(0, COUNTED, 1, late=arguments((0, 3, 1.0)))
     drops.add(1000, "too-late", 1)
     drops.add(1000, "too-late", 1, late=arguments((0, 3, 1.0)))
-    drops = UnreportedDrops.from_state(drops.to_state())
+    state, drops = drops.to_state(), UnreportedDrops()
+    drops.restore(state)
     (dropped,), (late,) = drops.take()
     of_late = {w.measure: w for w in late.amounts}
     assert (of_late["s"].largest_above, of_late["m"].largest_unsent) == (8.0, 5.0)
@@ -105,6 +105,7 @@ def test_amounts_of_several_reports_add_up_and_an_unknown_one_stays_unknown() ->
 
 
 def test_a_state_of_0_3_0_has_no_amounts() -> None:
-    drops = UnreportedDrops.from_state([5, [[0, 0, 3, MIN_TIME_MS]]])
+    drops = UnreportedDrops()
+    drops.restore([5, [[0, 0, 3, MIN_TIME_MS]]])
     ((stated,), late) = drops.take()
     assert (stated.reason, stated.records, stated.amounts, late) == (DropReason.TOO_LATE, 3, (), ())

@@ -8,24 +8,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core import (
-    BudgetSet,
-    Configured,
-    EdgeCore,
-    FrameBuilt,
-    Ingested,
-    PullEvent,
-    SourcesOpened,
-    StreamSpec,
-    TickEvent,
-)
+from edge.core import BudgetSet, EdgeCore, Ingested, PullEvent, StreamSpec, TickEvent
 from edge.uplink.flow_control import PackingEstimator
+from edgewater.base.streams import LIVE, TIME_COLUMN
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import LIVE, TIME_COLUMN
 from edgewater.synopses import FloatArray, GroupedAggregate
 from edgewater.wire import FrameBody, QueryRef, link_bytes
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.session_stream import SessionPacker
+from tests.cores import open_core, pulled
 
 REF, GROUPS, WINDOW_MS, SHARE = QueryRef("q", 1), 400, 10_000, 1_000.0
 QUANTUM = 32
@@ -66,9 +57,7 @@ class Edge:
     """
 
     def __init__(self, spec: QuerySpec, bandwidth: float) -> None:
-        self.core = EdgeCore({"s": StreamSpec(COLUMNS, LIVE, idle_ms=0)})
-        self.core.handle(SourcesOpened((("s", "file"),)))
-        self.core.handle(Configured(((REF, spec),)))
+        self.core = open_core(StreamSpec(COLUMNS, LIVE, idle_ms=0), (REF, spec))
         self.core.handle(BudgetSet(REF, {"v": SHARE}, 1))
         self.bandwidth, self.free_ms = bandwidth, 0.0
         self.bodies: list[FrameBody] = []
@@ -100,13 +89,13 @@ class Edge:
             if due is None or due > now_ms:
                 return
             pull = PullEvent(8 << 10, self.core.pulls.event_times(now_ms), plain_bytes_s, 5)
-            frames = [e.frame for e in self.core.handle(pull) if isinstance(e, FrameBuilt)]
+            frames = pulled(self.core, pull)
             if not frames:
                 return
             (frame,) = frames
             body = frame.unpack()
-            message = self.packer.pack(pb.FromEdge(frame=frame.plain().to_wire()))
-            size = link_bytes(message.ByteSize())
+            plain = pb.FromEdge(frame=frame.plain().to_wire()).SerializeToString()
+            size = link_bytes(self.packer.pack(plain)[1])
             self.free_ms = max(self.free_ms, now_ms) + size / self.bandwidth * 1000.0
             self.wire_bytes += size
             self.packing.add(frame.plain_wire_bytes, size)
@@ -215,7 +204,7 @@ def test_the_moment_of_an_early_send_is_known_ahead() -> None:
         due = edge.core.pulls.next_pull_ms(1_500.0, now, 5)
     assert due is not None and now < WINDOW_MS and 0 < waits < 30
     pull = PullEvent(8 << 10, edge.core.pulls.event_times(now), 1_500.0, 5)
-    assert any(isinstance(e, FrameBuilt) for e in edge.core.handle(pull))
+    assert pulled(edge.core, pull)
 
 
 @pytest.mark.slow
@@ -238,9 +227,8 @@ def test_without_a_staleness_a_narrow_link_is_used_late_and_few_entries_are_sent
 
 def closed_core(*queries: QuerySpec) -> EdgeCore:
     """Returns a core whose slice of many groups has closed."""
-    core = EdgeCore({"s": StreamSpec(COLUMNS, LIVE, idle_ms=0)})
-    core.handle(SourcesOpened((("s", "file"),)))
-    core.handle(Configured(tuple((QueryRef(f"q{number}", 1), spec) for number, spec in enumerate(queries))))
+    given = ((QueryRef(f"q{number}", 1), spec) for number, spec in enumerate(queries))
+    core = open_core(StreamSpec(COLUMNS, LIVE, idle_ms=0), *given)
     for step in range(20):
         core.handle(Ingested("s", "file", records(0, step), 100 * step))
     core.handle(TickEvent(WINDOW_MS))
@@ -249,8 +237,8 @@ def closed_core(*queries: QuerySpec) -> EdgeCore:
 
 def frame_bytes(core: EdgeCore, bandwidth: float) -> int:
     pull = PullEvent(256, core.pulls.event_times(WINDOW_MS), bandwidth)
-    (built,) = (e for e in core.handle(pull) if isinstance(e, FrameBuilt))
-    return sum(len(p.synopsis) for p in built.frame.unpack().partials)
+    (frame,) = pulled(core, pull)
+    return sum(len(p.synopsis) for p in frame.unpack().partials)
 
 
 def test_frames_of_closed_slices_are_large_unless_another_query_has_a_deadline() -> None:
@@ -261,11 +249,9 @@ def test_frames_of_closed_slices_are_large_unless_another_query_has_a_deadline()
     assert frame_bytes(closed_core(query(None, budget={"staleness": "2s"})), 2_000.0) < 512
 
 
-def open_core(spec: QuerySpec, groups: int) -> EdgeCore:
+def half_over(spec: QuerySpec, groups: int) -> EdgeCore:
     """Returns a core whose slice is half over and has so many groups."""
-    core = EdgeCore({"s": StreamSpec(COLUMNS, LIVE, idle_ms=0)})
-    core.handle(SourcesOpened((("s", "file"),)))
-    core.handle(Configured(((REF, spec),)))
+    core = open_core(StreamSpec(COLUMNS, LIVE, idle_ms=0), (REF, spec))
     columns = {"key": [f"key-{k}" for k in range(groups)], "whole": [1] * groups, "part": [1.0] * groups}
     batch = pa.record_batch({**columns, TIME_COLUMN: pa.array(np.arange(groups) * 5_000 // groups)})
     core.handle(Ingested("s", "file", batch, WINDOW_MS // 2))
@@ -278,7 +264,7 @@ def test_entries_wait_for_the_close_if_the_median_of_the_link_carries_them_after
     """What the link carries at least does not make them leave early."""
     least, now_ms = 1_000.0, WINDOW_MS // 2
     for mid, is_due in ((1_000.0, True), (1e6, False)):
-        core = open_core(spec, 2_000)
+        core = half_over(spec, 2_000)
         core.handle(BudgetSet(REF, {"v": 0.5}, 1))
         assert (core.pulls.next_pull_ms(least, now_ms, mid_bytes_s=mid) == now_ms) is is_due
         pull = PullEvent(4 << 10, core.pulls.event_times(now_ms), least, mid_bytes_s=mid)
@@ -287,8 +273,8 @@ def test_entries_wait_for_the_close_if_the_median_of_the_link_carries_them_after
 
 def test_an_early_frame_occupies_the_link_for_a_second_at_most() -> None:
     """Before a link has been seen, its rate is a low guess, so that half of the early sends may be half of all."""
-    core, now_ms = open_core(query(None, budget=None), 2_400), WINDOW_MS // 2
+    core, now_ms = half_over(query(None, budget=None), 2_400), WINDOW_MS // 2
     pull = PullEvent(64 << 10, core.pulls.event_times(now_ms), 1_000.0)
-    (built,) = (e for e in core.handle(pull) if isinstance(e, FrameBuilt))
-    sent = sum(len(GroupedAggregate.from_bytes(p.synopsis)) for p in built.frame.unpack().partials)
+    (frame,) = pulled(core, pull)
+    sent = sum(len(GroupedAggregate.from_bytes(p.synopsis)) for p in frame.unpack().partials)
     assert 0 < sent <= 71

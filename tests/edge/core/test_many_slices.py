@@ -9,8 +9,8 @@ import pytest
 from edge.core import Acked, Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, StreamSpec
 from edge.core.shared_batch import BatchRecords, Reading
 from edge.core.shipper import MOST_LEARNED
+from edgewater.base.streams import LIVE, TIME_COLUMN
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import LIVE, TIME_COLUMN
 from edgewater.synopses import EncodedKeys, GroupedAggregate
 from edgewater.wire import QueryRef
 

@@ -21,8 +21,8 @@ from edge.core import (
     next_limit,
 )
 from edge.core.memory import MAX_STARTS, FullSlices
+from edgewater.base.streams import TIME_COLUMN
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import TIME_COLUMN
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import FrameBody, InputLoss, QueryRef
 from tests.edge.core.test_core import pull_all

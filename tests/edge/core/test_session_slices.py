@@ -5,11 +5,12 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from edge.core import Configured, Dropped, EdgeCore, Effect, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
+from edge.core import Dropped, EdgeCore, Effect, Ingested, PullEvent, StreamSpec
+from edgewater.base.streams import TIME_COLUMN
 from edgewater.model.algebra import LateRecordPolicy
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import TIME_COLUMN
 from edgewater.wire import FrameBody, QueryRef, SliceClose
+from tests.cores import drained, open_core
 
 REF = QueryRef("q", 1)
 STREAM = StreamSpec({"k": pa.string()})
@@ -17,11 +18,8 @@ ALMOST_OVER = {"events": 999}
 
 
 def make_core(**parts: object) -> EdgeCore:
-    core = EdgeCore({"events": STREAM})
-    core.handle(SourcesOpened((("events", "file"),)))
     given = {"name": "q", "from": "events", "measures": {"n": "count()"}, "window": {"session": "1s", "max": "3s"}}
-    core.handle(Configured(((REF, QuerySpec.from_mapping({**given, **parts})),)))
-    return core
+    return open_core(STREAM, (REF, QuerySpec.from_mapping({**given, **parts})), stream="events")
 
 
 def reads(core: EdgeCore, *times: int) -> list[Effect]:
@@ -30,12 +28,7 @@ def reads(core: EdgeCore, *times: int) -> list[Effect]:
 
 
 def ships(core: EdgeCore, *, early: bool = False, capacity: int = 1 << 20) -> list[FrameBody]:
-    bodies = []
-    while built := [
-        e for e in core.handle(PullEvent(capacity, ALMOST_OVER if early else {})) if isinstance(e, FrameBuilt)
-    ]:
-        bodies += [e.frame.unpack() for e in built]
-    return bodies
+    return [f.unpack() for f in drained(core, PullEvent(capacity, ALMOST_OVER if early else {}))]
 
 
 def extents(bodies: list[FrameBody]) -> list[tuple[int, int | None, int | None]]:

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core import Configured, EdgeCore, FrameBuilt, FunctionFailed, Ingested, PullEvent, StreamSpec
+from edge.core import (
+    Configured,
+    EdgeCore,
+    FunctionFailed,
+    Ingested,
+    PullEvent,
+    QueryRefused,
+    SourceEnded,
+    StreamSpec,
+)
 from edge.core.shared_batch import MOST_KEPT, BatchRecords, Reading, Sharing
+from edgewater.base.streams import LIVE, TIME_COLUMN
+from edgewater.model.lookups import encode_rows
 from edgewater.model.query import BoundQuery, QuerySpec
-from edgewater.model.streams import LIVE, TIME_COLUMN
 from edgewater.synopses import EncodedKeys, GroupedAggregate
 from edgewater.wire import QueryRef
+from tests.cores import drained, pulled
+from tests.edge.recovery_world import values_of
 from tests.edgewater.functions_world import Counting, install_functions
 
 COLUMNS = {"k": pa.string(), "x": pa.float64()}
@@ -24,6 +37,17 @@ SPECS: list[dict[str, object]] = [
     {**where, "group_by": keys, "window": window}
     for where in ({}, {"where": "x > 0"})
     for keys, window in ((["k"], SECONDS), (["k"], SLIDING), (["x", "k"], SECONDS), ([{"k": "upper(k)"}], SECONDS))
+]
+
+
+def lookup(*halls: str) -> dict[str, object]:
+    """The key `lookup` of a query, as an edge gets it."""
+    rows = encode_rows(pa.table({"k": [f"k{number}" for number in range(len(halls))], "hall": halls}))
+    return {"halls": {"key": "k", "columns": {"hall": "string"}, "key_type": "string", "version": 1, "rows": rows}}
+
+
+SPECS += [
+    {"where": "x > 0", "lookup": lookup(*halls), "group_by": ["hall"], "window": SECONDS} for halls in ("AB", "BA")
 ]
 
 
@@ -47,9 +71,8 @@ def frames(queries: Sequence[tuple[QueryRef, QuerySpec]]) -> dict[QueryRef, list
         at_ms = 5_000 + 900 * number
         edge.handle(Ingested("s", "f", batch(400, number, at_ms), at_ms))
         pull = PullEvent(1 << 30, edge.pulls.event_times(at_ms), max_frames=len(queries))
-        for effect in edge.handle(pull):
-            if isinstance(effect, FrameBuilt):
-                built[effect.frame.query].append(effect.frame.body)
+        for frame in pulled(edge, pull):
+            built[frame.query].append(frame.body)
     return built
 
 
@@ -60,6 +83,35 @@ def test_what_is_shared_changes_no_frame() -> None:
     assert all(len(bodies) > 1 for bodies in together.values())
     for query in queries:
         assert frames([query])[query[0]] == together[query[0]]
+
+
+def test_queries_with_versions_of_a_table_share_no_records() -> None:
+    """Their conditions and keys are written in the same way."""
+    parts: dict[str, object] = {"where": "hall = 'A'", "group_by": ["hall"]}
+    queries = [spec(0, lookup=lookup("A", "B"), **parts), spec(1, lookup=lookup("B", "A"), **parts)]
+    edge = EdgeCore({"s": StreamSpec(COLUMNS, LIVE, 200)})
+    edge.handle(Configured(tuple(queries)))
+    given = pa.record_batch({"k": ["k0", "k0", "k1", "k9", None], "x": [1.0] * 5, TIME_COLUMN: [4_000] * 5})
+    edge.handle(Ingested("s", "f", given, 5_000))
+    edge.handle(SourceEnded("s", "f"))
+    counted = {
+        frame.query.name: values_of(GroupedAggregate.from_bytes(partial.synopsis))
+        for frame in drained(edge, PullEvent(1 << 30, {}))
+        for partial in frame.unpack().partials
+    }
+    assert {name: {key: values["n"] for key, values in groups.items()} for name, groups in counted.items()} == {
+        "q0": {"A": 2},
+        "q1": {"A": 1},
+    }
+
+
+def test_a_lookup_without_its_rows_is_refused() -> None:
+    (whole,) = spec(0, lookup=lookup("A"), group_by=["hall"])[1].lookups
+    specs = [spec(n, lookup={"halls": replace(whole, rows=rows).to_mapping()}) for n, rows in enumerate(("", "eJw="))]
+    edge = EdgeCore({"s": StreamSpec(COLUMNS, LIVE, 200)})
+    effects = edge.handle(Configured(tuple(specs)))
+    refused = [effect for effect in effects if isinstance(effect, QueryRefused)]
+    assert ["lookup.halls.rows" in effect.message for effect in refused] == [True, True]
 
 
 def records(bound: Sequence[BoundQuery], rows: int = 100) -> tuple[BatchRecords, list[Reading]]:
@@ -118,10 +170,10 @@ def test_a_computed_key_groups_records_by_the_value_of_its_expression() -> None:
     edge.handle(Configured((query,)))
     edge.handle(Ingested("s", "f", given, 5_000))
     edge.handle(Ingested("s", "f", batch(1, 5, 9_000), 9_000))
-    built = edge.handle(PullEvent(1 << 30, edge.pulls.event_times(9_000), max_frames=9))
+    built = pulled(edge, PullEvent(1 << 30, edge.pulls.event_times(9_000), max_frames=9))
     counted: Counter[str] = Counter()
-    for effect in built:
-        for partial in effect.frame.unpack().partials if isinstance(effect, FrameBuilt) else ():
+    for frame in built:
+        for partial in frame.unpack().partials:
             groups = GroupedAggregate.from_bytes(partial.synopsis)
             counts = groups.measures["n"].query().value
             for key, count in zip(groups.rows()[0].to_pylist(), counts.tolist(), strict=True):

@@ -8,22 +8,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core import (
-    Configured,
-    EdgeCore,
-    FrameBuilt,
-    Ingested,
-    PullEvent,
-    SourceEnded,
-    SourcesOpened,
-    StreamSpec,
-)
+from edge.core import Configured, Ingested, PullEvent, SourceEnded, StreamSpec
+from edgewater.base.streams import TIME_COLUMN
 from edgewater.guard import partial_check
 from edgewater.guard.partial_check import PartialCheck
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import TIME_COLUMN
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import QueryRef
+from tests.cores import open_core, pulled
 
 COLUMNS = {"word": pa.string(), "number": pa.int64(), "amount": pa.float64(), "flag": pa.bool_()}
 MEASURES = {
@@ -72,8 +64,7 @@ def test_an_edge_s_partials_pass(name: str) -> None:
     query = {"name": "q", "from": "s", "group_by": ["word", "flag"], "window": {"tumbling": "5s"},
              "measures": MEASURES, **OTHERS[name]}  # fmt: skip
     spec = QuerySpec.from_mapping({key: value for key, value in query.items() if value is not None})
-    core = EdgeCore({"s": StreamSpec(COLUMNS)})
-    core.handle(SourcesOpened((("s", "file"),)))
+    core = open_core(StreamSpec(COLUMNS))
     core.handle(Configured(((QueryRef("q", 1), spec),)))
     rng = np.random.default_rng(7)
     checks = PartialCheck.of(spec), PartialCheck.of(spec, COLUMNS)
@@ -82,7 +73,7 @@ def test_an_edge_s_partials_pass(name: str) -> None:
         core.handle(Ingested("s", "file", batch(rng, round_ * 6_000), 1 << 40))
         if round_ == 2:
             core.handle(SourceEnded("s", "file"))
-        while frames := [e.frame for e in core.handle(PullEvent(1 << 14, {})) if isinstance(e, FrameBuilt)]:
+        while frames := pulled(core, PullEvent(1 << 14, {})):
             for partial in (p for frame in frames for p in frame.unpack().partials):
                 assert checks[0].check(partial.synopsis) == checks[1].check(partial.synopsis)
                 shipped += 1
@@ -96,12 +87,11 @@ def test_groups_of_a_fixed_size_are_sent_in_several_partials(monkeypatch: pytest
         {"name": "q", "from": "s", "group_by": "number", "window": {"tumbling": "1h"},
          "measures": {"m": "count_min(word, width=256, depth=4)"}}
     )  # fmt: skip
-    core = EdgeCore({"s": StreamSpec(COLUMNS)})
-    core.handle(SourcesOpened((("s", "file"),)))
+    core = open_core(StreamSpec(COLUMNS))
     core.handle(Configured(((QueryRef("q", 1), spec),)))
     core.handle(Ingested("s", "file", batch(np.random.default_rng(7), 0), 1 << 40))
     core.handle(SourceEnded("s", "file"))
     groups = []
-    while frames := [e.frame for e in core.handle(PullEvent(1 << 18, {})) if isinstance(e, FrameBuilt)]:
+    while frames := pulled(core, PullEvent(1 << 18, {})):
         groups += [len(GroupedAggregate.from_bytes(p.synopsis)) for f in frames for p in f.unpack().partials]
     assert max(groups) == 7 and sum(groups) > 100

@@ -24,8 +24,8 @@ from edge.core import (
 )
 from edge.durability import DurableCore
 from edge.records import Position
+from edgewater.base.streams import TIME_COLUMN
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import TIME_COLUMN
 from edgewater.wire import Frame, InputLoss, QueryRef
 from tests.edge.recovery_world import COLUMNS, EXACT, Center, eager, flights, truth
 

@@ -13,9 +13,9 @@ import pytest
 from edge.core import Configured, EdgeCore, Ingested, SourcesOpened, StreamSpec
 from edge.durability import DurableCore, JournalGroupCommit
 from edge.uplink.outbox import UplinkOutbox
-from edgewater.model.errors import StorageError
+from edgewater.base.errors import StorageError
+from edgewater.base.streams import TIME_COLUMN, Constant
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import TIME_COLUMN, Constant
 from edgewater.wire import QueryRef
 
 TYPES = {"string": pa.string(), "int64": pa.int64(), "float64": pa.float64()}

@@ -8,12 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core import Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourceEnded, SourcesOpened, StreamSpec
+from edge.core import Configured, EdgeCore, Ingested, SourceEnded, SourcesOpened, StreamSpec
 from edge.durability import DurableCore
 from edge.records import Position
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import GroupedAggregate, SampleStack, source_of
 from edgewater.wire import QueryRef
+from tests.cores import drained
 from tests.edge.recovery_world import COLUMNS, flights
 
 SPEC = QuerySpec.from_mapping(
@@ -56,10 +57,7 @@ class Edge:
 
     def pull(self) -> list[bytes]:
         """The partials of everything that is pending."""
-        found = []
-        while built := [e for e in self.durable.handle(PullEvent(1 << 20, {})) if isinstance(e, FrameBuilt)]:
-            found += [p.synopsis for p in built[0].frame.unpack().partials]
-        return found
+        return [p.synopsis for frame in drained(self.durable) for p in frame.unpack().partials]
 
     def finish(self, steps: tuple[int, ...] = (1000, 1000, 1000, 1000)) -> list[bytes]:
         for rows in steps:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from edge.durability import journal
 from edge.durability.journal import MAGIC, Record, Segment
-from edgewater.model.errors import StorageError
+from edgewater.base.errors import StorageError
 
 RECORDS = [Record(1, b"first"), Record(2, b""), Record(3, b"x" * 1000), Record(4, b"last")]
 WHOLE = MAGIC + b"".join(journal.encode(r) for r in RECORDS)
@@ -88,7 +88,7 @@ def test_after_a_full_disk_the_next_sync_writes_all_appended_records(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", short_then_full)
-        with pytest.raises(StorageError, match="No space left"):
+        with pytest.raises(StorageError):
             segment.sync()
     segment.append(RECORDS[2])
     segment.sync()

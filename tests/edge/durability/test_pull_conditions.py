@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from edge.core import Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
+from edge.core import Configured, EdgeCore, Ingested, PullEvent, SourcesOpened, StreamSpec
 from edge.durability import DurableCore
+from edgewater.base.streams import TIME_COLUMN
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import TIME_COLUMN
 from edgewater.wire import QueryRef
+from tests.cores import pulled
 from tests.edge.hard_state import hard_state
 
 GROUPS, NOW_MS = 2_000, 5_000
@@ -39,7 +40,7 @@ def durable(directory: Path) -> DurableCore:
 def test_early_sends_by_the_median_of_the_link_are_replayed(tmp_path: Path) -> None:
     edge = durable(tmp_path)
     pull = PullEvent(4 << 10, edge.core.pulls.event_times(NOW_MS), 1_000.0, mid_bytes_s=2_000.0)
-    assert [e.frame for e in edge.handle(pull) if isinstance(e, FrameBuilt)]
+    assert pulled(edge, pull)
     edge.sync()
     state = hard_state(edge.core)
     edge.close()

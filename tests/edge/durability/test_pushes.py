@@ -13,9 +13,10 @@ from edge.core.streams import StreamSpec
 from edge.durability import DurableCore
 from edge.durability.pushes import MAX_REMEMBERED, REMEMBERED_MS, CountedPushes
 from edge.records import PushId
-from edge.series import SeriesMemory, Totals
-from edgewater.model.errors import InvalidRequest
-from edgewater.model.streams import TIME_COLUMN
+from edge.series import Points, SeriesMemory
+from edgewater.base.errors import InvalidRequest
+from edgewater.base.streams import TIME_COLUMN
+from tests.refusals import refused
 
 AT_MS = 1_700_000_000_000
 
@@ -47,9 +48,8 @@ def test_the_memory_is_bounded_and_the_oldest_batches_leave_first() -> None:
 def test_a_key_with_another_body_is_refused() -> None:
     pushes = CountedPushes()
     pushes.add(push_id(1), AT_MS, 7)
-    with pytest.raises(InvalidRequest) as refused:
+    with refused(InvalidRequest, "Idempotency-Key", "key 1"):
         pushes.records_of(push_id(1, body=2), AT_MS)
-    assert (refused.value.field, refused.value.value) == ("Idempotency-Key", "key 1")
     assert pushes.records_of(push_id(1, body=2), AT_MS + REMEMBERED_MS + 1) is None
 
 
@@ -98,7 +98,7 @@ def test_a_crash_leaves_the_last_point_of_a_series_and_its_increment_or_neither(
     def count(total: int) -> int:
         """Ingests the increment of a total; returns the increment."""
         point = (np.array([n], np.int64) for n in (150, 200 + total, total))
-        given = Totals([b"s" * 16], *point, np.array([True]))
+        given = Points([b"s" * 16], *point, np.array([True]))
         result = core.state.series_of("events:otlp").increments(given, 0, 10)
         batch = pa.RecordBatch.from_pydict({"x": result.bits[:1], TIME_COLUMN: pa.array([AT_MS], pa.int64())})
         core.ingest_payload(Ingested("events", "events:otlp", batch, AT_MS), series=result.update)

@@ -13,7 +13,7 @@ from edge.durability import journal
 from edge.durability.event_records import RAN, payload_record, range_record
 from edge.durability.journal import Record, Segment
 from edge.durability.state_dir import checkpoint_path
-from edgewater.model.errors import StorageError
+from edgewater.base.errors import StorageError
 from edgewater.synopses.encoding.state import State
 from tests.edge.recovery_world import Center, World, flights
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from edge.core import SourceEnded
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import GroupedAggregate
+from tests.brokers import KafkaBroker, MqttBroker
 from tests.edge.agent_process import COUNT, AgentProcess, lines, pull
-from tests.edge.sources.kafka_broker import Broker as KafkaBroker
-from tests.edge.sources.kafka_broker import ObjectStore
+from tests.edge.sources.object_store import ObjectStore
 
 BY_RECORD = QuerySpec.from_mapping({**COUNT.to_mapping(), "group_by": ["x"]})
 
@@ -49,22 +50,18 @@ def kafka_kills(directory: Path, killed: str, kills: int, records: int) -> KillC
         for partition in range(2):
             broker.send("t", partition, data[partition::2])
 
-    with ObjectStore() as store, KafkaBroker(directory, store=store) as broker:
-        broker.create("t", 2)
+    with ObjectStore() as store, KafkaBroker(directory, store=store.environ) as broker:
+        broker.create("t", partitions=2)
         entry = {"kafka": {"brokers": [broker.address], "topic": "t"}}
         return _run(directory, "kafka", entry, broker, send, killed, kills, records)
 
 
 def mqtt_kills(directory: Path, killed: str, kills: int, records: int) -> KillCounts:
     """Kills the agent or the broker, which writes each change to its file, while a topic is read."""
-    from tests.edge.sources.test_mqtt import Broker
-
-    with Broker(directory) as broker:
+    with MqttBroker(directory) as broker:
         entry = {"mqtt": {"broker": broker.address, "topics": ["t"], "client_id": "edge-1"}}
-        send = lambda data: broker.send("t", list(data))  # noqa: E731
-        return _run(
-            directory, "mqtt", entry, broker, send, killed, kills, records, lambda: broker.wait_for_session("edge-1")
-        )
+        send, started = partial(broker.send, "t"), partial(broker.wait_for_session, "edge-1")
+        return _run(directory, "mqtt", entry, broker, send, killed, kills, records, started)
 
 
 def _run(

@@ -20,10 +20,8 @@ from edge.source_kinds import GROUP, SourceKinds
 from edge.sources import factory
 from edge.testing import CASES, SECRET, Subject
 from sim.demo.ports import free_port
-from tests.edge.sources.kafka_broker import Broker as KafkaBroker
-from tests.edge.sources.kafka_broker import ObjectStore
-from tests.edge.sources.test_mqtt import Broker as MqttBroker
-from tests.edge.sources.test_syslog import until_open
+from tests.brokers import KafkaBroker, MqttBroker, until_open
+from tests.edge.sources.object_store import ObjectStore
 
 pytestmark = pytest.mark.slow
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -76,8 +74,8 @@ class SqliteSubject(Subject):
 class KafkaSubject(Subject):
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         store = stack.enter_context(ObjectStore())
-        self.broker = stack.enter_context(KafkaBroker(directory, store=store))
-        self.broker.create("t", 1)
+        self.broker = stack.enter_context(KafkaBroker(directory, store=store.environ))
+        self.broker.create("t")
         self.entry = {"kafka": {"brokers": [self.broker.address], "topic": "t"}}
 
     def produce(self, records: Sequence[dict[str, Any]]) -> None:
@@ -93,15 +91,8 @@ class KafkaSubject(Subject):
 class MqttSubject(Subject):
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self.broker = stack.enter_context(MqttBroker(directory))
-        self.entry = {
-            "mqtt": {
-                "broker": self.broker.address,
-                "topics": ["t"],
-                "client_id": "e",
-                "username": "u",
-                "password": SECRET,
-            }
-        }
+        options = {"topics": ["t"], "client_id": "e", "username": "u", "password": SECRET}
+        self.entry = {"mqtt": {"broker": self.broker.address, **options}}
         self._has_session = False
 
     def produce(self, records: Sequence[dict[str, Any]]) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gzip
 import itertools
-from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -16,18 +15,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import uvicorn
-from starlette.applications import Starlette
 
 from edge.codecs import EventTime, RecordSchema
-from edge.config import parse_config
 from edge.receivers import BodyTooCostly, BodyTooLarge
-from edge.records import Chunk
-from edge.sources import push_endpoint
 from edge.sources.http_body import ENCODINGS, MAX_GZIP_MEMBERS, BodyLimits, decode_body
 from edge.sources.push_shares import DecodingThreads
-from edgewater.model.errors import InvalidConfig, InvalidRecord
+from edgewater.base.errors import InvalidConfig, InvalidRecord
 from edgewater.runtime.connections import SMALL_CHUNKS, ConnectionLimits, guarded
 from edgewater.runtime.health import EmbeddedServer, listen
+from tests.edge.sources.push_edge import PushEdge
 
 NOW_MS = 1_700_000_000_000
 SCHEMA = RecordSchema({"k": pa.string(), "x": pa.int64()}, EventTime("t"))
@@ -144,30 +140,14 @@ def test_decoding_ends_once_its_cpu_time_is_used_up(media: str, body: bytes) -> 
         decode_body(limits(20.0).of(body, NOW_MS), media, SCHEMA, "s")
 
 
-class Edge:
-    """The push endpoint, with its own counters."""
-
+class Edge(PushEdge):
     def __init__(self, http: dict[str, Any] | None = None, **limits: object) -> None:
-        self.taken: list[Chunk] = []
-        self.refused = Counter[str]()
         columns = {"k": "string", "x": "int64"}
         served = {"columns": columns, "time": {"column": "t"}, "sources": [{"http": None}]}
-        document = {"edge": "e", "state_dir": "state", "streams": {"s": served}, "http": http or {}, "limits": limits}
-        routes = push_endpoint(
-            parse_config(document), self.accept, lambda: None, lambda: NOW_MS, count_refused=self._count
-        ).routes
-        self.app = Starlette(routes=routes)
-
-    def _count(self, reason: str) -> None:
-        self.refused[reason] += 1
-
-    async def accept(self, chunk: Chunk, _stream: str) -> None:
-        self.taken.append(chunk)
+        super().__init__({"s": served}, NOW_MS, http, **limits)
 
     async def push(self, body: Any, **headers: str) -> httpx.Response:
-        transport = httpx.ASGITransport(app=self.app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://edge") as client:
-            return await client.post(PATH, content=body, headers={**NDJSON, **headers})
+        return await self.send(PATH, body, {**NDJSON, **headers})
 
 
 def test_clients_that_announce_a_body_and_send_nothing_keep_nobody_out() -> None:
@@ -336,7 +316,7 @@ def test_a_push_of_one_byte_chunks_is_given_up_early_and_one_of_lines_as_chunks_
 
     async def run() -> None:
         with listen("127.0.0.1:0", "http.listen") as socket:
-            options = guarded(ConnectionLimits(), lambda reason: edge._count(reason))
+            options = guarded(ConnectionLimits(), lambda reason: edge.count(reason))
             server = EmbeddedServer(uvicorn.Config(edge.app, lifespan="off", **options))
             serving = asyncio.create_task(server.serve([socket]))
             port = socket.getsockname()[1]
@@ -356,7 +336,7 @@ def test_a_push_of_one_byte_chunks_is_given_up_early_and_one_of_lines_as_chunks_
 
     asyncio.run(run())
     assert edge.refused["malformed"] == 1
-    assert [chunk.batch.num_rows for chunk in edge.taken] == [3000]
+    assert [chunk.batch.num_rows for _, chunk in edge.taken] == [3000]
 
 
 async def _each(piece: bytes, count: int) -> AsyncIterator[bytes]:

@@ -7,12 +7,11 @@ import httpx
 import pyarrow as pa
 import pytest
 import zstandard
-from starlette.applications import Starlette
 
-from edge.config import EdgeConfig, parse_config
 from edge.records import Chunk
-from edge.sources import Unavailable, push_endpoint
-from edgewater.model.errors import StorageError
+from edge.sources import Unavailable
+from edgewater.base.errors import StorageError
+from tests.edge.sources.push_edge import PushEdge
 
 NDJSON = {"content-type": "application/x-ndjson"}
 JSON = {"content-type": "application/json"}
@@ -21,39 +20,26 @@ ARROW = {"content-type": "application/vnd.apache.arrow.stream"}
 PATH = "/v1/streams/flights"
 
 
-def config(http: object = None, tokens: tuple[str, ...] = (), **limits: object) -> EdgeConfig:
-    columns = {"carrier": "string", "distance": "int64", "delay": "float64", "late": "bool"}
-    stream = {"columns": columns, "time": {"column": "t"}, "sources": [{"http": http}]}
-    return parse_config(
-        {
-            "edge": "jfk",
-            "http": {"tokens": list(tokens)},
-            "state_dir": "state",
-            "streams": {"flights": stream, "quiet": {**stream, "sources": [{"stdin": None}]}},
-            "limits": limits,
-        }
-    )
+COLUMNS = {"carrier": "string", "distance": "int64", "delay": "float64", "late": "bool"}
 
 
-class Agent:
-    """The other side of the routes: takes chunks once `durable` is set."""
+class Agent(PushEdge):
+    """An edge that takes chunks once `durable` is set."""
 
-    def __init__(self, arrival_ms: int, **settings: Any) -> None:
-        self.taken: list[tuple[str, Chunk]] = []
-        self.durable = asyncio.Event()
+    def __init__(self, arrival_ms: int, http: object = None, tokens: tuple[str, ...] = (), **limits: object) -> None:
+        stream = {"columns": COLUMNS, "time": {"column": "t"}, "sources": [{"http": http}]}
+        streams = {"flights": stream, "quiet": {**stream, "sources": [{"stdin": None}]}}
+        super().__init__(streams, arrival_ms, {"tokens": list(tokens)}, **limits)
+        self.durable, self.entered = asyncio.Event(), asyncio.Event()
         self.durable.set()
-        self.entered = asyncio.Event()
-        self.unavailable: Unavailable | None = None
         self.failure: Exception | None = None
         self.counted: int | None = None
-        routes = push_endpoint(config(**settings), self.accept, lambda: self.unavailable, lambda: arrival_ms).routes
-        self.transport = httpx.ASGITransport(app=Starlette(routes=routes))
 
     async def accept(self, chunk: Chunk, stream: str) -> int | None:
         self.entered.set()
         if self.failure is not None:
             raise self.failure
-        self.taken.append((stream, chunk))
+        await super().accept(chunk, stream)
         await self.durable.wait()
         return self.counted
 
@@ -62,15 +48,8 @@ class Agent:
         assert self.push(body, NDJSON | {name.replace("_", "-"): value for name, value in headers.items()}).is_success
         return self.taken[-1][1].push
 
-    def client(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(transport=self.transport, base_url="http://edge")
-
-    async def post(self, path: str, body: Any, headers: dict[str, str]) -> httpx.Response:
-        async with self.client() as client:
-            return await client.post(path, content=body, headers=headers)
-
     def push(self, body: Any, headers: dict[str, str] = NDJSON, path: str = PATH) -> httpx.Response:
-        return asyncio.run(self.post(path, body, headers))
+        return self.sent(path, body, headers)
 
 
 @pytest.fixture
@@ -170,7 +149,7 @@ def test_a_body_of_several_blocks_is_taken_as_one_chunk(agent: Agent, ndjson: An
 def test_the_reply_comes_only_when_the_records_are_durable(agent: Agent, ndjson: Any) -> None:
     async def run() -> None:
         agent.durable.clear()
-        reply = asyncio.ensure_future(agent.post(PATH, ndjson(0, 1), NDJSON))
+        reply = asyncio.ensure_future(agent.send(PATH, ndjson(0, 1), NDJSON))
         await asyncio.wait_for(agent.entered.wait(), 60)
         for _ in range(20):
             await asyncio.sleep(0)
@@ -253,7 +232,7 @@ def test_a_body_over_the_limit_is_refused_announced_or_not_packed_or_not(arrival
 
 
 def test_an_unavailable_agent_sends_retry_after(agent: Agent, ndjson: Any) -> None:
-    agent.unavailable = Unavailable("no queries known yet", retry_after_s=3)
+    agent.unavailable = [Unavailable("no queries known yet", retry_after_s=3)]
     response = agent.push(ndjson(0, 1))
     assert problem(response, 503, "unavailable") == "no queries known yet"
     assert response.headers["retry-after"] == "3"
@@ -272,7 +251,7 @@ def test_bodies_that_wait_are_bounded(arrival_ms: int, ndjson: Any) -> None:
 
     async def run() -> None:
         agent.durable.clear()
-        waiting = [asyncio.ensure_future(agent.post(PATH, body, NDJSON)) for _ in range(4)]
+        waiting = [asyncio.ensure_future(agent.send(PATH, body, NDJSON)) for _ in range(4)]
         while len(agent.taken) < 4:
             agent.entered.clear()
             await asyncio.wait_for(agent.entered.wait(), 60)

@@ -16,32 +16,33 @@ from pydantic import ValidationError
 
 from edge.codecs import EventTime, RecordSchema
 from edge.records import Chunk, Position
-from edge.source_kinds import SourceCheck, SourceContext
+from edge.source_kinds import SourceCheck, SourceContext, SourceFailed
 from edge.sources import kafka, kafka_client
 from edge.sources.kafka import KIND, KafkaPartition
-from edge.sources.kafka_client import KafkaConfig, KafkaFailed
+from edge.sources.kafka_client import KafkaConfig
 from edge.utilization import ActivityMarker, no_marker
-from edgewater.model.errors import InvalidConfig
-from tests.edge.sources.kafka_broker import Broker
+from edgewater.base.errors import InvalidConfig
+from tests.brokers import KafkaBroker
 
 AT_MS = 1_700_000_000_000
 SCHEMA = RecordSchema({"n": pa.int64(), "k": pa.string(), "h": pa.string()}, EventTime("at", max_skew_ms=None))
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with Broker(tmp_path_factory.mktemp("broker")) as made:
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    with KafkaBroker(tmp_path_factory.mktemp("broker")) as made:
+        made.create("present")
         yield made
 
 
-def partition(broker: Broker, topic: str, *, idle: ActivityMarker = no_marker, **options: Any) -> KafkaPartition:
+def partition(broker: KafkaBroker, topic: str, *, idle: ActivityMarker = no_marker, **options: Any) -> KafkaPartition:
     config = KafkaConfig.model_validate({"brokers": [broker.address], "topic": topic, **options})
     (source,) = KIND.sources(config, SourceContext("s", SCHEMA, lambda: AT_MS, idle=idle))
     assert isinstance(source, KafkaPartition)
     return source
 
 
-def check(broker: Broker, topic: str, records: int = 100, **options: Any) -> SourceCheck:
+def check(broker: KafkaBroker, topic: str, records: int = 100, **options: Any) -> SourceCheck:
     config = KafkaConfig.model_validate({"brokers": [broker.address], "topic": topic, **options})
     return KIND.check(config, SourceContext("s", SCHEMA, lambda: AT_MS), records)
 
@@ -71,8 +72,8 @@ def record(n: int, **more: Any) -> bytes:
     return json.dumps({"n": n, "at": AT_MS + n, **more}).encode()
 
 
-def test_messages_are_records_in_order_and_reading_goes_on_at_any_offset(broker: Broker) -> None:
-    broker.create("plain", 1)
+def test_messages_are_records_in_order_and_reading_goes_on_at_any_offset(broker: KafkaBroker) -> None:
+    broker.create("plain")
     last = b'{"n":\n5,"at":%d}\0' % AT_MS
     broker.send("plain", 0, [*(record(n) for n in range(5)), b"oops", None, b"", last])
     chunks = read(partition(broker, "plain"), lambda c: bool(c) and c[-1].end == {"offset": 9})
@@ -84,8 +85,8 @@ def test_messages_are_records_in_order_and_reading_goes_on_at_any_offset(broker:
         assert numbers(rest) == list(range(offset, 6))
 
 
-def test_the_lag_is_what_the_broker_has_and_the_agent_has_not_taken(broker: Broker) -> None:
-    broker.create("lag", 1)
+def test_the_lag_is_what_the_broker_has_and_the_agent_has_not_taken(broker: KafkaBroker) -> None:
+    broker.create("lag")
     for n in range(3):
         broker.send("lag", 0, [record(n)], timestamp=AT_MS - 5000)
     source = partition(broker, "lag")
@@ -113,14 +114,14 @@ def test_the_lag_is_what_the_broker_has_and_the_agent_has_not_taken(broker: Brok
 
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
-def test_compressed_batches_are_read(broker: Broker, codec: str) -> None:
-    broker.create(codec, 1)
+def test_compressed_batches_are_read(broker: KafkaBroker, codec: str) -> None:
+    broker.create(codec)
     broker.send(codec, 0, [record(n) for n in range(2000)], properties={"compression.type": codec})
     assert numbers(read(partition(broker, codec), lambda c: len(numbers(c)) == 2000)) == list(range(2000))
 
 
-def test_key_timestamp_and_headers_are_columns_of_the_right_records(broker: Broker) -> None:
-    broker.create("columns", 1)
+def test_key_timestamp_and_headers_are_columns_of_the_right_records(broker: KafkaBroker) -> None:
+    broker.create("columns")
     for n in range(6):
         value = b"oops" if n in (1, 4) else json.dumps({"n": n}).encode()
         more = {"headers": {"h": f"h{n}"}} if n % 2 else {}
@@ -133,8 +134,8 @@ def test_key_timestamp_and_headers_are_columns_of_the_right_records(broker: Brok
     ]
 
 
-def test_a_blank_message_is_rejected_and_counted(broker: Broker) -> None:
-    broker.create("blank", 1)
+def test_a_blank_message_is_rejected_and_counted(broker: KafkaBroker) -> None:
+    broker.create("blank")
     broker.send("blank", 0, [record(1), b"  ", record(2)])
     chunks = read(partition(broker, "blank"), lambda c: len(numbers(c)) == 2)
     assert [(r.reason, r.count) for chunk in chunks for r in chunk.rejected] == [("malformed", 1)]
@@ -148,10 +149,10 @@ POISON = (
 
 @pytest.mark.parametrize("more", [{}, {"key": "k"}], ids=["body", "with-key"])
 def test_a_poison_message_costs_only_itself_and_its_offset_is_named(
-    broker: Broker, more: dict[str, Any], caplog: pytest.LogCaptureFixture
+    broker: KafkaBroker, more: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = f"poison{len(more)}"
-    broker.create(topic, 2)
+    broker.create(topic, partitions=2)
     for poison in POISON:
         broker.send(topic, 1, [record(1), poison, record(2)])
     source = partition(broker, topic, **more)
@@ -167,29 +168,29 @@ def test_a_poison_message_costs_only_itself_and_its_offset_is_named(
     assert len(lines) == 1 and topic in lines[0]
 
 
-def test_a_key_that_does_not_fit_its_column_is_null(broker: Broker) -> None:
-    broker.create("typed", 1)
+def test_a_key_that_does_not_fit_its_column_is_null(broker: KafkaBroker) -> None:
+    broker.create("typed")
     for key in ("7", "x"):
         broker.send("typed", 0, [b'{"at": %d}' % AT_MS], key=key)
     chunks = read(partition(broker, "typed", key="n"), lambda c: len(numbers(c)) == 2)
     assert numbers(chunks) == [7, None]
 
 
-def test_large_messages_are_read(broker: Broker) -> None:
-    broker.create("large", 1)
+def test_large_messages_are_read(broker: KafkaBroker) -> None:
+    broker.create("large")
     broker.send("large", 0, [record(1, pad="x" * (10 << 20)), record(2)])
     assert numbers(read(partition(broker, "large"), lambda c: len(numbers(c)) == 2)) == [1, 2]
 
 
-def test_the_first_partition_opens_the_others(broker: Broker) -> None:
-    broker.create("three", 3)
+def test_the_first_partition_opens_the_others(broker: KafkaBroker) -> None:
+    broker.create("three", partitions=3)
     chunks = read(partition(broker, "three"), lambda c: bool(c[-1].opens))
     assert [source.name for source in chunks[-1].opens] == ["s:kafka:three:1", "s:kafka:three:2"]
 
 
-def test_records_of_an_open_transaction_are_read_once_it_is_committed(broker: Broker) -> None:
+def test_records_of_an_open_transaction_are_read_once_it_is_committed(broker: KafkaBroker) -> None:
     """Aborted transactions cannot be tested here: tansu does not tell clients which transactions were aborted."""
-    broker.create("transactions", 1)
+    broker.create("transactions")
     producer = broker.producer(**{"transactional.id": "one"})
     producer.init_transactions(60)
     offsets = []
@@ -206,9 +207,11 @@ def test_records_of_an_open_transaction_are_read_once_it_is_committed(broker: Br
     assert numbers(read(partition(broker, "transactions"), lambda c: bool(numbers(c)), offsets[1])) == [2]
 
 
-def test_a_quiet_partition_is_marked_as_idle_again_and_again(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quiet_partition_is_marked_as_idle_again_and_again(
+    broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("edge.source_kinds.LOOK_S", 0.02)
-    broker.create("quiet", 1)
+    broker.create("quiet")
     broker.send("quiet", 0, [record(0)])
     marks = 0
 
@@ -226,7 +229,7 @@ def test_a_quiet_partition_is_marked_as_idle_again_and_again(broker: Broker, mon
 
 def test_a_partition_is_not_idle_while_its_broker_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edge.source_kinds.LOOK_S", 0.02)
-    mortal = Broker(tmp_path)
+    mortal = KafkaBroker(tmp_path)
     marks: list[bool] = []
 
     @contextlib.contextmanager
@@ -236,8 +239,8 @@ def test_a_partition_is_not_idle_while_its_broker_is_gone(tmp_path: Path, monkey
         marks.append(True)
         yield
 
-    with mortal, pytest.raises(KafkaFailed) as failed:
-        mortal.create("t", 1)
+    with mortal, pytest.raises(SourceFailed) as failed:
+        mortal.create("t")
         read(partition(mortal, "t", idle=idle), lambda c: False)
     assert failed.value.fault.field == "brokers" and "refused" in failed.value.fault.reason
     # About the time that the client needs to see the end of its connection, and far less than the idle rule waits.
@@ -245,11 +248,11 @@ def test_a_partition_is_not_idle_while_its_broker_is_gone(tmp_path: Path, monkey
 
 
 def test_a_topic_with_more_partitions_than_the_limit_is_refused(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
+    broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edge.sources.kafka_client.MAX_PARTITIONS", 3)
-    broker.create("many", 4)
-    with pytest.raises(KafkaFailed) as failed:
+    broker.create("many", partitions=4)
+    with pytest.raises(SourceFailed) as failed:
         read(partition(broker, "many"), lambda c: False)
     assert (failed.value.fault.field, failed.value.fault.value) == ("topic", "many")
     assert "4 partitions" in failed.value.fault.reason
@@ -257,9 +260,11 @@ def test_a_topic_with_more_partitions_than_the_limit_is_refused(
         check(broker, "many")
 
 
-def test_a_partition_that_the_topic_no_longer_has_fails_alone(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partition_that_the_topic_no_longer_has_fails_alone(
+    broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(kafka, "PARTITIONS_EVERY_S", 0.2)
-    broker.create("fewer", 1)
+    broker.create("fewer")
     broker.send("fewer", 0, [record(n) for n in range(2)])
     source = partition(broker, "fewer")
     (gone,) = source.opened_before([source.name[:-1] + "7"])
@@ -269,7 +274,7 @@ def test_a_partition_that_the_topic_no_longer_has_fails_alone(broker: Broker, mo
         async with asyncio.timeout(60):
             failing = asyncio.ensure_future(anext(second))  # type: ignore[arg-type]
             chunks = [chunk async for chunk in _until(first, lambda c: len(numbers(c)) == 2)]
-            with pytest.raises(KafkaFailed) as failed:
+            with pytest.raises(SourceFailed) as failed:
                 await failing
         assert "partition 7" in failed.value.fault.reason
         return chunks
@@ -287,18 +292,18 @@ async def _until(chunks: AsyncIterator[Chunk], enough: Callable[[list[Chunk]], b
     await chunks.aclose()  # type: ignore[attr-defined]
 
 
-def test_a_topic_that_was_deleted_is_named(broker: Broker) -> None:
-    broker.create("deleted", 1)
+def test_a_topic_that_was_deleted_is_named(broker: KafkaBroker) -> None:
+    broker.create("deleted")
     broker.send("deleted", 0, [record(0)])
     first = read(partition(broker, "deleted"), lambda c: bool(numbers(c)))
     broker.delete("deleted")
-    with pytest.raises(KafkaFailed) as failed:
+    with pytest.raises(SourceFailed) as failed:
         read(partition(broker, "deleted"), lambda c: True, first[-1].end)
     assert (failed.value.fault.field, failed.value.fault.value) == ("topic", "deleted")
 
 
-def test_the_check_reads_the_newest_records_of_each_partition_and_moves_nothing(broker: Broker) -> None:
-    broker.create("checked", 2)
+def test_the_check_reads_the_newest_records_of_each_partition_and_moves_nothing(broker: KafkaBroker) -> None:
+    broker.create("checked", partitions=2)
     for number in range(2):
         broker.send("checked", number, [record(100 * number + n) for n in range(50)])
     found = check(broker, "checked", records=20)
@@ -308,17 +313,19 @@ def test_the_check_reads_the_newest_records_of_each_partition_and_moves_nothing(
 
 
 @pytest.fixture(scope="module")
-def mock() -> Iterator[Broker]:
+def mock() -> Iterator[KafkaBroker]:
     """librdkafka's own broker. Unlike tansu it refuses offsets out of range, and knows the newest one."""
-    made = Broker.__new__(Broker)
+    made = KafkaBroker.__new__(KafkaBroker)
     cluster = Producer({"bootstrap.servers": "127.0.0.1:1", "test.mock.num.brokers": 1})
     (found,) = cluster.list_topics(timeout=60).brokers.values()
-    made.address = f"{found.host}:{found.port}"
+    made.port = found.port
     yield made
     cluster.flush()
 
 
-def test_only_records_from_now_on_are_read_if_asked_for_and_the_place_is_known_before_the_first(mock: Broker) -> None:
+def test_only_records_from_now_on_are_read_if_asked_for_and_the_place_is_known_before_the_first(
+    mock: KafkaBroker,
+) -> None:
     mock.send("latest", 0, [record(n) for n in range(3)])
     first = read(partition(mock, "latest", start="latest"), lambda c: bool(c))
     assert (numbers(first), first[0].end, first[0].keep) == ([], {"offset": 3}, True)
@@ -327,10 +334,10 @@ def test_only_records_from_now_on_are_read_if_asked_for_and_the_place_is_known_b
 
 
 def test_a_request_that_times_out_while_messages_are_there_takes_none_of_them(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
+    broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The failed request serves the client's callbacks by a call that may return a message."""
-    broker.create("slow", 1)
+    broker.create("slow")
     broker.send("slow", 0, [record(n) for n in range(3)])
     monkeypatch.setattr(kafka_client, "FIRST_SLICE_S", 1e-9)
     with contextlib.closing(kafka.KafkaConsumer(KafkaConfig(brokers=[broker.address], topic="slow"))) as consumer:
@@ -347,7 +354,7 @@ def test_a_request_that_times_out_while_messages_are_there_takes_none_of_them(
         assert consumer.consume(1, 60.0)[0].offset() == 2, "a message of the assignment before is not returned"
 
 
-def test_offsets_that_are_gone_are_a_stated_loss_and_reading_goes_on(mock: Broker) -> None:
+def test_offsets_that_are_gone_are_a_stated_loss_and_reading_goes_on(mock: KafkaBroker) -> None:
     mock.send("gone", 0, [record(n) for n in range(2)])
     chunks = read(partition(mock, "gone"), lambda c: bool(numbers(c)), {"offset": 5})
     losses = [(chunk.losses, chunk.end) for chunk in chunks if chunk.losses]
@@ -372,10 +379,9 @@ FAULTS = [
 
 @pytest.mark.parametrize(("options", "field", "value", "reason"), FAULTS, ids=lambda each: str(each)[:30])
 def test_what_cannot_be_read_is_a_failure_with_field_value_and_reason(
-    broker: Broker, options: dict[str, Any], field: str, value: object, reason: str
+    broker: KafkaBroker, options: dict[str, Any], field: str, value: object, reason: str
 ) -> None:
-    broker.ensure("present")
-    with pytest.raises(KafkaFailed) as failed:
+    with pytest.raises(SourceFailed) as failed:
         read(partition(broker, **{"topic": "present", **options}), lambda c: True)
     assert (failed.value.fault.field, failed.value.fault.value) == (field, value)
     assert reason in failed.value.fault.reason and str(value) in str(failed.value)

@@ -16,13 +16,15 @@ from hypothesis import strategies as st
 from edge.config import LookupConfig, StreamConfig, parse_config
 from edge.preflight import check
 from edge.records import Chunk
-from edge.sources import lookups as module
-from edge.sources.lookups import Lookup, LookupTable, StreamLookups, load_table
-from edgewater.model.errors import InvalidConfig, StorageError
+from edge.sources.lookups import FileTable, Lookup, StreamLookups, load_table
+from edgewater.base.errors import InvalidConfig, StorageError
+from edgewater.base.streams import TIME_COLUMN
+from edgewater.model import lookups as module
+from edgewater.model.lookups import LookupTable
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import TIME_COLUMN
 from tests.edge.agent_process import AgentProcess, lines
 from tests.examples import examples
+from tests.refusals import refused
 
 SITES = "device,site,floor\na,Köln,1\nb,Bonn,\nc,,3\n"
 
@@ -145,22 +147,47 @@ def test_a_broken_file_is_refused_and_leaves_the_version_before_in_use(tmp_path:
     lookup.refresh()
     assert lookup.failure is None and lookup.rows == 3
     path.write_text(BROKEN[name])
-    lookup.refresh()
+    assert lookup.refresh() and not lookup.refresh()
     assert lookup.failure is not None and lookup.rows == 3
     path.unlink()
-    lookup.refresh()
+    assert lookup.refresh() and not lookup.refresh()
     assert lookup.failure is not None and lookup.rows == 3
     path.write_text(SITES + "d,Trier,4\n")
-    lookup.refresh()
+    assert lookup.refresh() and not lookup.refresh()
     assert lookup.failure is None and lookup.rows == 4
+
+
+def test_a_file_that_is_being_written_is_read_when_it_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "sites.csv"
+    path.write_text(SITES)
+    lookup = lookup_of(path)
+    assert not lookup.refresh() and lookup.rows == 3
+    path.write_text(SITES.splitlines(keepends=True)[0] + "a,Köl")
+    assert lookup.refresh()
+    path.write_text(SITES + "d,Trier,4\n")
+    assert lookup.refresh() and lookup.rows == 3
+
+    def read(config: LookupConfig, key_type: pa.DataType) -> FileTable:
+        table = load_table(config, key_type)
+        path.write_text(SITES)  # while it is read
+        return table
+
+    with monkeypatch.context() as patched:
+        patched.setattr("edge.sources.lookups.load_table", read)
+        assert lookup.refresh() and lookup.rows == 3 and lookup.failure is None
+    path.write_text(SITES + "d,Trier,4\ne,Ulm,5\n")
+    assert lookup.refresh() and not lookup.refresh()
+    assert lookup.rows == 5
 
 
 def test_files_and_tables_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "sites.csv"
     path.write_text(SITES)
     for limit in ("MAX_ROWS", "MAX_FILE_BYTES"):
-        with monkeypatch.context() as limited, pytest.raises(InvalidConfig, match="at most"):
-            limited.setattr(module, limit, 2)
+        with monkeypatch.context() as limited, refused(InvalidConfig, "file"):
+            limited.setattr(f"edge.sources.lookups.{limit}", 2)
             load_table(config_of(path), pa.string())
 
 

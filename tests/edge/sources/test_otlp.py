@@ -28,14 +28,14 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import SimpleLogRecordProcessor
-from starlette.applications import Starlette
 
 from edge.config import parse_config
 from edge.records import Chunk
-from edge.series import SeriesMemory
-from edge.sources import GrpcReceivers, Unavailable, package_receivers, push_endpoint
-from edgewater.model.errors import InvalidConfig
+from edge.sources import GrpcReceivers, Unavailable, package_receivers
+from edgewater.base.errors import InvalidConfig
 from edgewater.runtime.health import EmbeddedServer, listen
+from tests.edge.sources.push_edge import PushEdge
+from tests.refusals import refused
 
 AT_MS = 1_700_000_000_000
 AT_NS = AT_MS * 1_000_000
@@ -50,23 +50,13 @@ def stream(columns: dict[str, str], *entries: dict[str, Any], **more: Any) -> di
     return {"columns": columns, "time": {"column": "at", "max_skew": "1h"}, "sources": sources, **more}
 
 
-class Edge:
-    """The endpoint of an edge, with an agent that journals nothing but counts each request once."""
+class Edge(PushEdge):
+    """An edge that counts each request once."""
 
     def __init__(self, streams: dict[str, Any], **limits: Any) -> None:
-        document = {"edge": "e", "state_dir": "state", "streams": streams, "limits": limits}
-        config = parse_config(document, {})
-        self.taken: list[tuple[str, Chunk]] = []
-        self.series: dict[str, SeriesMemory] = {}
+        super().__init__(streams, AT_MS, **limits)
         self.counted: dict[bytes, int] = {}
-        self.unavailable: list[Unavailable] = []
         self.failing: set[str] = set()
-        self.endpoint = push_endpoint(
-            config, self.accept, lambda: self.unavailable.pop() if self.unavailable else None, lambda: AT_MS,
-            series_of=lambda source: self.series.setdefault(source, SeriesMemory(AT_NS - 3600 * S)),
-            more=package_receivers(config, lambda: AT_MS),
-        )  # fmt: skip
-        self.app = Starlette(routes=self.endpoint.routes)
 
     async def accept(self, chunk: Chunk, stream: str) -> int | None:
         if stream in self.failing:
@@ -77,26 +67,16 @@ class Edge:
         self.counted[chunk.push.key] = chunk.batch.num_rows
         if chunk.series is not None:
             self.series[chunk.source].apply(chunk.series)
-        self.taken.append((stream, chunk))
-        return None
+        return await super().accept(chunk, stream)
 
     def post(self, message: Any, signal: str = "logs", headers: dict[str, str] = PROTOBUF) -> httpx.Response:
-        body = message if isinstance(message, bytes) else message.SerializeToString()
-
-        async def send() -> httpx.Response:
-            transport = httpx.ASGITransport(app=self.app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://edge") as client:
-                return await client.post(f"/v1/{signal}", content=body, headers=headers)
-
-        return asyncio.run(send())
+        return self.sent(
+            f"/v1/{signal}", message if isinstance(message, bytes) else message.SerializeToString(), headers
+        )
 
     def records(self, stream: str = "s") -> list[dict[str, Any]]:
-        return [
-            {name: value for name, value in record.items() if name != "event_time_ms"}
-            for name, chunk in self.taken
-            if name == stream
-            for record in chunk.batch.to_pylist()
-        ]
+        rows = [row for name, chunk in self.taken if name == stream for row in chunk.batch.to_pylist()]
+        return [{name: value for name, value in row.items() if name != "event_time_ms"} for row in rows]
 
 
 def put(attributes: Any, **values: Any) -> None:
@@ -494,15 +474,13 @@ def test_the_configuration_of_the_how_to_is_accepted() -> None:
 
 def test_grpc_needs_a_source_that_is_received_over_it_and_a_free_address() -> None:
     files = {"columns": {"x": "int64"}, "time": {"column": "at"}, "sources": [{"stdin": {}}]}
-    with pytest.raises(InvalidConfig) as refused:
+    with refused(InvalidConfig, "http.grpc"):
         parse_config({"edge": "e", "state_dir": "s", "http": {"grpc": "127.0.0.1:1"}, "streams": {"s": files}}, {})
-    assert refused.value.field == "http.grpc"
     edge = Edge({"s": stream({"body": "string"}, {"signal": "logs"})})
 
     async def run(address: str) -> None:
-        with pytest.raises(InvalidConfig) as taken:
+        with refused(InvalidConfig, "http.grpc"):
             GrpcReceivers(edge.endpoint, address, None)
-        assert taken.value.field == "http.grpc"
 
     with listen("127.0.0.1:0", "x") as socket:
         asyncio.run(run(f"127.0.0.1:{socket.getsockname()[1]}"))
@@ -594,9 +572,8 @@ def test_many_names_are_bounded_and_a_stream_of_one_name_is_not_affected() -> No
 def test_a_column_without_a_field_is_refused(
     columns: dict[str, str], entry: dict[str, Any], more: dict[str, Any], field: str
 ) -> None:
-    with pytest.raises(InvalidConfig) as refused:
+    with refused(InvalidConfig, field):
         Edge({"s": stream(columns, entry, **more)})
-    assert refused.value.field == field
 
 
 def test_a_request_without_points_or_with_fractions_of_a_base_is_no_fault() -> None:

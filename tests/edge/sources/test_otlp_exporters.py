@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,9 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-from opentelemetry.exporter.otlp.proto.grpc._log_exporter import OTLPLogExporter as GrpcLogExporter
-from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter as HttpLogExporter
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
-from opentelemetry.sdk._logs import LoggerProvider
-from opentelemetry.sdk._logs.export import SimpleLogRecordProcessor
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
@@ -73,41 +68,6 @@ def call(address: str, message: bytes, token: str = "", channel: Any = None, **m
         except grpc.RpcError as exc:
             return exc.code()  # type: ignore[no-any-return]
     return grpc.StatusCode.OK
-
-
-@pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.full)])
-def test_exporters_repeat_through_kills_and_each_record_counts_once(agent_of: Start, kills: int) -> None:
-    """Over both transports at once."""
-    address, count = free_address(), 60 * kills
-    agent = agent_of(LOGS, http={"grpc": address})
-    exporters = [
-        GrpcLogExporter(endpoint=address, insecure=True, timeout=60),
-        HttpLogExporter(endpoint=f"http://{agent.address}/v1/logs", timeout=60),
-    ]
-
-    def emit(exporter: Any, first: int) -> None:
-        provider = LoggerProvider(shutdown_on_exit=False)
-        provider.add_log_record_processor(SimpleLogRecordProcessor(exporter))
-        for x in range(first, first + count):
-            provider.get_logger("t").emit(body="b", attributes={"x": x}, timestamp=now_ms() * 1_000_000)
-        provider.shutdown()
-
-    agent.start()
-    message = logs(-5, 5).SerializeToString()
-    assert [call(address, message) for _ in range(2)] == [grpc.StatusCode.OK] * 2
-    senders = [threading.Thread(target=emit, args=(each, n * count)) for n, each in enumerate(exporters)]
-    for sender in senders:
-        sender.start()
-    for kill in range(kills):
-        agent.until(lambda kill=kill: agent.records() > 80 * kill + 20)  # type: ignore[misc]
-        agent.kill()
-        agent.start()
-    for sender in senders:
-        sender.join()
-    assert call(address, message) is grpc.StatusCode.OK
-    assert agent.records() == 2 * count + 5
-    agent.kill()
-    assert agent.recovered() == (2 * count + 5, [])
 
 
 def test_metrics_and_spans_of_the_sdk_are_records_and_a_counter_counts_its_increments_through_a_kill(

@@ -11,7 +11,7 @@ from edge.config import ReplayConfig
 from edge.records import Chunk
 from edge.sources import PacedSource, replay_clock
 from edge.sources.pacing import RELEASE_INTERVAL_MS, paced
-from edgewater.model.streams import LIVE, TIME_COLUMN, StreamClock
+from edgewater.base.streams import LIVE, TIME_COLUMN, StreamClock
 from tests.examples import examples
 
 WALL_MS = 1_700_000_000_000
@@ -125,7 +125,7 @@ def test_a_paced_file_goes_on_where_it_was_stopped_inside_a_block(
     clock = StreamClock(world.now_ms, world.now_ms, 0.1)  # records lie 1 ms, so 10 ms of wall time, apart
 
     def source() -> PacedSource:
-        return PacedSource(world.source("a.ndjson"), clock, now_ms=lambda: world.now_ms, sleep=world.sleep)
+        return PacedSource(world.source("a.ndjson"), clock, world.context)
 
     first = read(source(), limit=7)
     assert 0 < len(numbers(first)) < 50

@@ -29,7 +29,7 @@ from edge.process import now_ms
 from edge.receivers import Body, Request
 from edge.source_kinds import SourceContext
 from edge.sources import remote_write
-from edgewater.model.errors import InvalidConfig
+from edgewater.base.errors import InvalidConfig
 from edgewater.model.query import QuerySpec
 from edgewater.wire import remote_write_pb2 as pb
 from sim.demo.ports import free_port

@@ -19,12 +19,13 @@ from edge.core import StreamSpec
 from edge.core.streams import StreamState
 from edge.receivers import PushedSource
 from edge.records import COALESCE_S, SHORT_READ_BYTES, Chunk
-from edge.sources import StdinSource, Unavailable, push_endpoint
+from edge.source_kinds import SourceContext
+from edge.sources import PushEndpoint, StdinSource, StreamReceiver, Unavailable
 from edge.sources.files.reader import FileReader
 from edge.sources.files.source import FileSource, text_opener
 from edge.sources.pacing import paced
 from edge.utilization import RECENT_RECORDS, BusyMeter, QueryCosts
-from edgewater.model.streams import TIME_COLUMN, StreamClock
+from edgewater.base.streams import TIME_COLUMN, StreamClock
 from edgewater.wire import QueryRef
 
 WALL_MS = 1_700_000_000_000
@@ -133,10 +134,10 @@ def test_short_reads_of_standard_input_are_coalesced(
         assert marks[-1] == "begin", "the source is idle during the pause"
         slept.append(seconds)
 
-    source = StdinSource(
-        "s", "flights", TextFormat("ndjson", schema), now_ms=lambda: arrival_ms, fd=read_end, sleep=sleep,
-        idle=lambda name: _marked(marks), coalesce_s=lambda stream, source: 0.25,
-    )  # fmt: skip
+    context = SourceContext(
+        "flights", schema, lambda: arrival_ms, sleep, lambda name: _marked(marks), lambda stream, source: 0.25
+    )
+    source = StdinSource("s", TextFormat("ndjson", schema), context, read_end)
 
     async def run() -> int:
         os.write(write_end, ndjson(0, rows).encode())
@@ -166,8 +167,8 @@ def _marked(marks: list[str]) -> Iterator[None]:
 def test_standard_input_without_a_line_is_idle(schema: Any, arrival_ms: int, ndjson: Any) -> None:
     read_end, write_end = os.pipe()
     marks: list[str] = []
-    text = TextFormat("ndjson", schema)
-    source = StdinSource("s", "flights", text, now_ms=lambda: arrival_ms, fd=read_end, idle=lambda name: _marked(marks))
+    context = SourceContext("flights", schema, lambda: arrival_ms, idle=lambda name: _marked(marks))
+    source = StdinSource("s", TextFormat("ndjson", schema), context, read_end)
 
     async def run() -> None:
         first = asyncio.ensure_future(anext(source.chunks(None)))
@@ -189,7 +190,14 @@ def test_decoding_a_push_is_busy_time_and_waiting_for_the_disk_is_not(ndjson: An
     async def accept(chunk: Chunk, stream: str) -> None:
         happened.append(f"accept {chunk.source}")
 
-    routes = push_endpoint(pushed(), accept, lambda: None, lambda: arrival_ms, lambda name: _marked(happened)).routes
+    routes = PushEndpoint(
+        [StreamReceiver.of(pushed())],
+        pushed(),
+        accept,
+        lambda: None,
+        lambda: arrival_ms,
+        lambda name: _marked(happened),
+    ).routes
     assert asyncio.run(push(routes, ndjson(0, 3))) == 200
     assert happened == ["begin", "end", "accept flights:http"]
 
@@ -201,8 +209,13 @@ def test_a_refused_push_counts_as_unread_input(ndjson: Any, arrival_ms: int) -> 
         pass
 
     def routes(unavailable: Unavailable | None) -> list[Route]:
-        return push_endpoint(
-            pushed(), accept, lambda: unavailable, lambda: arrival_ms, on_refused=wall.meter.on_refused
+        return PushEndpoint(
+            [StreamReceiver.of(pushed())],
+            pushed(),
+            accept,
+            lambda: unavailable,
+            lambda: arrival_ms,
+            on_refused=wall.meter.on_refused,
         ).routes
 
     with wall.meter.busy("flights:http"), wall.meter.idle("flights:http"):
@@ -295,10 +308,8 @@ def test_a_file_that_is_read_slowly_is_not_idle_before_it_was_read(tmp_path: Pat
         reader = text_opener(TextFormat("ndjson", schema))(path, position)
         return SlowReader(reader, wall, seconds[0], tick)
 
-    source = FileSource(
-        "s", "events", str(tmp_path / "*.ndjson"), schema, opener, now_ms=lambda: int(wall.ms), follow=True,
-        sleep=wall.sleep, poll_s=0.2,
-    )  # fmt: skip
+    context = SourceContext("events", schema, lambda: int(wall.ms), wall.sleep)
+    source = FileSource("s", str(tmp_path / "*.ndjson"), opener, context, follow=True, poll_s=0.2)
 
     async def run() -> list[int]:
         found: list[int] = []

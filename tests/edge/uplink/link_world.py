@@ -12,7 +12,7 @@ import numpy as np
 
 from edge.uplink.flow_control import LinkFlow
 from edgewater.wire import link_bytes
-from sim.budgets.link import LinkModel, LinkSimulation
+from sim.budgets.link import LinkSimulation, SimulatedLink
 
 CREDIT = 64 << 20
 EPOCH_S = 1_700_000_000.0
@@ -41,7 +41,7 @@ class Sender:
         cross_bytes_s: other traffic on the way up.
     """
 
-    link: LinkModel
+    link: SimulatedLink
     demand: Callable[[int], float]
     window_s: float = 10.0
     clock_s: Callable[[float], float] = lambda _: 0.0

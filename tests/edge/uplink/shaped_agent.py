@@ -1,4 +1,4 @@
-"""An agent behind a shaped link: `python -m tests.edge.uplink.shaped_agent HOST:PORT BYTES`.
+"""An agent behind a shaped link: `python -m tests.edge.uplink.shaped_agent HOST:PORT BYTES [EDGE [LINK]]`.
 
 It always has something to send, until so many bytes are acknowledged. It prints what it knows of the link, and the
 share of frames that arrived by the time that was predicted.
@@ -19,7 +19,9 @@ from pydantic import SecretStr
 from edge.process import now_ms
 from edge.uplink import LinkLimits, Uplink
 from edge.uplink.flow_control import LinkFlow
+from edge.uplink.link_reports import LinkReports
 from edgewater.wire import Frame, FrameBody, Partial
+from edgewater.wire import uplink_pb2 as pb
 from tests.edge.uplink_world import MILES, Agent, running
 
 TOKEN = "a token of the test"
@@ -28,9 +30,14 @@ TOKEN = "a token of the test"
 class Insatiable(Agent):
     """Makes a frame of random bytes whenever there is room."""
 
-    def __init__(self) -> None:
+    def __init__(self, edge: str) -> None:
         super().__init__()
+        self.edge = edge
         self.sizes: list[int] = []
+        self.reports = LinkReports()
+
+    def link_report(self, low_bytes_s: float, high_bytes_s: float, *, all_queries: bool) -> pb.LinkReport | None:
+        return self.reports.due(low_bytes_s, high_bytes_s, {}, now_ms())
 
     async def take(self, capacity_bytes: int) -> Sequence[Frame]:
         seq = len(self.sizes)
@@ -58,19 +65,19 @@ class Recorded(LinkFlow):
         self.in_time.append(received_at_s <= self.due_s[through])
 
 
-async def main(address: str, size: int) -> None:
-    agent = Insatiable()
-    link = Uplink(
-        address, agent, token=SecretStr(TOKEN), tls=None, limits=LinkLimits(), now_ms=now_ms, monotonic=time.monotonic
-    )
+async def main(address: str, size: int, edge: str = "jfk", name: str = "") -> None:
+    agent, token, limits = Insatiable(edge), SecretStr(TOKEN + edge), LinkLimits(link=name)
+    link = Uplink(address, agent, token=token, tls=None, limits=limits, now_ms=now_ms, monotonic=time.monotonic)
+    began_s = time.monotonic()
     flow = Recorded(now_ms)
     flow.due_s, flow.in_time = {}, []
     link._pacing.link = flow
     async with running(link):
         await agent.until(lambda: sum(agent.sizes[: agent.acked + 1]) >= size)
         later = flow.in_time[len(flow.in_time) // 3 :]
-        print(json.dumps({**asdict(agent.forecast()), "in_time": float(np.mean(later)), "frames": len(agent.sizes)}))
+        done = {"frames": len(agent.sizes), "took_s": time.monotonic() - began_s}
+        print(json.dumps({**asdict(agent.forecast()), "in_time": float(np.mean(later)), **done}))
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], int(sys.argv[2])))
+    asyncio.run(main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:]))

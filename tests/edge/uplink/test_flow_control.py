@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from edge.durability import QuotaFile
 from edge.uplink import DailyQuota, LinkForecast
 from edge.uplink.flow_control import DAY_MS, LinkFlow
-from sim.budgets.link import LinkModel
+from sim.budgets.link import SimulatedLink
 from tests.edge.uplink.link_world import CREDIT, Sender
 
 MOST = 1 << 20
-NARROW = LinkModel(4_300.0, latency_ms=50, bucket_bytes=1_600.0, jitter_ms=3)
+NARROW = SimulatedLink(4_300.0, latency_ms=50, bucket_bytes=1_600.0, jitter_ms=3)
 
 
 def begun(credit: int = CREDIT, limit_bytes_s: float = math.inf) -> LinkFlow:
@@ -67,14 +67,14 @@ def test_what_is_in_flight_leaves_a_known_link_within_half_a_second() -> None:
 
 
 def test_a_link_that_is_gone_for_a_minute_gets_no_further_frames() -> None:
-    gone = LinkModel(4_300.0, latency_ms=50, bucket_bytes=1_600.0, outages=((62_000.0, 122_000.0),))
+    gone = SimulatedLink(4_300.0, latency_ms=50, bucket_bytes=1_600.0, trace=((62_000.0, 0.0), (122_000.0, 1.0)))
     sender = Sender(gone, lambda _: 20_000).run(20)
     assert sum(f.size for f in sender.frames if 62.5 <= f.sent_s < 122.0) < 2_500
     assert sender.calibration(140.0) >= 0.8, "and then the link is as before"
 
 
 def test_a_frame_is_as_large_as_a_wide_link_permits() -> None:
-    sender = Sender(LinkModel(1e7, latency_ms=20), lambda _: 2e7).run(2)
+    sender = Sender(SimulatedLink(1e7, latency_ms=20), lambda _: 2e7).run(2)
     last = [f for f in sender.frames if f.sent_s >= 10.0]
     assert sender.use(10.0, 10.0 + 2e7 / 1e7 + 1.0) >= 0.65e7
     assert sum(f.size for f in last) / len(last) > 16 << 10

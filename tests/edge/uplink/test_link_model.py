@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge.uplink.link_model import LOW, MID
-from edge.uplink.link_model import LinkModel as Model
-from sim.budgets.link import LinkModel
+from edge.uplink.link_model import LOW, MID, LinkModel
+from sim.budgets.link import SimulatedLink
 from tests.edge.uplink.link_world import Sender
 
 RATE = 4_300.0
@@ -15,8 +14,8 @@ RATE = 4_300.0
 WINDOWS = 14
 
 
-def bucket(depth: float, delay_ms: float, rate: float = RATE, **settings: object) -> LinkModel:
-    return LinkModel(rate, latency_ms=delay_ms, bucket_bytes=depth, jitter_ms=3, **settings)  # type: ignore[arg-type]
+def bucket(depth: float, delay_ms: float, rate: float = RATE, **settings: object) -> SimulatedLink:
+    return SimulatedLink(rate, latency_ms=delay_ms, bucket_bytes=depth, jitter_ms=3, **settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("delay_ms", [1.0, 50.0, 300.0, 600.0])
@@ -74,13 +73,13 @@ def test_a_policer_that_drops_is_met_below_its_rate() -> None:
 
 def test_a_wide_link_is_not_taken_for_a_narrow_one_although_the_center_pauses() -> None:
     pauses = lambda rng: 0.02 + (0.5 if rng.random() < 0.05 else 0.0)  # noqa: E731
-    sender = Sender(LinkModel(1e8, latency_ms=5), lambda _: 2e6, hold_s=pauses).run(WINDOWS)
+    sender = Sender(SimulatedLink(1e8, latency_ms=5), lambda _: 2e6, hold_s=pauses).run(WINDOWS)
     assert sender.flow._model.rate_bytes_s(MID) > 1e6
     assert sender.flow.stated_bytes_s == 0.0 or sender.flow.stated_bytes_s > 1e6
 
 
 def test_tcp_sends_ten_packets_in_the_first_round_trip_after_idle_time() -> None:
-    model = Model()
+    model = LinkModel()
     for seq in range(30):
         model.sent(seq, 100_000, seq / 10)
         model.arrived(seq, seq / 10 + 0.01)
@@ -91,7 +90,7 @@ def test_tcp_sends_ten_packets_in_the_first_round_trip_after_idle_time() -> None
 
 
 def test_a_quantile_of_more_weight_promises_less() -> None:
-    model, rng = Model(), np.random.default_rng(3)
+    model, rng = LinkModel(), np.random.default_rng(3)
     for seq in range(40):
         model.sent(seq, 2_000, float(seq))
         model.arrived(seq, seq + float(rng.uniform(0.0, 0.4)))

@@ -18,11 +18,12 @@ from center.ingest.budget_sync import grants_of
 from edge.core import EdgeCore, Ingested, SourceEnded, SourcesOpened, StreamSpec
 from edge.durability import DurableCore, JournalGroupCommit
 from edge.records import RejectedRecords
-from edge.uplink import Input, UplinkOutbox
+from edge.uplink import BudgetUpdate, Input, UplinkOutbox
+from edge.uplink.link_reports import LinkReports
 from edge.uplink.ports import Workload
-from edgewater.model.errors import StorageError
+from edgewater.base.errors import StorageError
+from edgewater.base.streams import TIME_COLUMN, EdgeId
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import TIME_COLUMN, EdgeId
 from edgewater.wire import QueryRef
 from edgewater.wire import uplink_pb2 as pb
 from tests.edge.uplink_world import gateway, on_a_loop, uplink
@@ -156,6 +157,24 @@ async def test_the_edge_learns_the_processing_delay_of_each_query(tmp_path: Path
         await until(lambda: jfk.outbox.processing_ms == {REF: 340})
 
 
+@on_a_loop
+async def test_only_shares_are_confirmed_not_a_new_processing_delay(tmp_path: Path) -> None:
+    durable = DurableCore(tmp_path, lambda: EdgeCore({"events": StreamSpec(COLUMNS)}), _no_ranges, "i")
+    commit = JournalGroupCommit(durable)
+    outbox = UplinkOutbox("jfk", {}, durable, commit, lambda: 1_000)
+    outbox.on_queries(1, [(REF, spec(error={"s": 100}))])
+    writing = asyncio.create_task(commit.run())
+    reported = [
+        [(r.version, dict(r.shares)) for r in await outbox.budget_reports(all_queries=False)]
+        for shares, version, delay_ms in (({"s": 50.0}, 1, 0), ({"s": 50.0}, 1, 340), ({"s": 50.0}, 1, 340))
+        if outbox.on_budget(BudgetUpdate(REF, shares, version, 0, delay_ms)) is None
+    ]
+    stated = [(1, {"s": 50.0})]
+    assert reported == [stated, [], stated], "the center repeats a message if no report has reached it"
+    writing.cancel()
+    durable.close()
+
+
 def test_a_heartbeat_is_due_at_once_only_with_news(tmp_path: Path) -> None:
     durable = DurableCore(tmp_path, lambda: EdgeCore({"events": StreamSpec(COLUMNS)}), _no_ranges, "i")
     durable.handle(SourcesOpened((("events", "f"),)))
@@ -198,3 +217,20 @@ def test_a_heartbeat_is_due_at_once_only_with_news(tmp_path: Path) -> None:
 def _no_records() -> pa.RecordBatch:
     schema = pa.schema({**COLUMNS, TIME_COLUMN: pa.int64()})
     return pa.record_batch({name: [] for name in schema.names}, schema)
+
+
+def test_a_link_report_has_what_has_changed_by_a_fifth_and_comes_at_most_every_five_seconds() -> None:
+    reports, first, second = LinkReports(), QueryRef("a", 1), QueryRef("b", 2)
+    assert reports.due(0.0, 0.0, {}, 0) is None, "nothing is known"
+    report = reports.due(4_000.0, 5_000.0, {first: (100.0, 0.0), second: (10.0, 5.0)}, 1_000)
+    assert report is not None
+    assert [(q.query, q.query_version, q.sent_bytes, q.omitted_bytes) for q in report.queries] == [
+        ("a", 1, 100, 0), ("b", 2, 10, 5),
+    ]  # fmt: skip
+    assert reports.due(8_000.0, 9_000.0, {first: (500.0, 0.0)}, 5_000) is None, "too soon"
+    assert reports.due(4_500.0, 5_500.0, {first: (110.0, 0.0), second: (11.0, 5.0)}, 60_000) is None
+    changed = reports.due(4_500.0, 5_500.0, {first: (110.0, 2.0), second: (11.0, 5.0)}, 60_000)
+    assert changed is not None and [q.query for q in changed.queries] == ["a"], "it now omits values"
+    assert (changed.low_bytes_s, changed.high_bytes_s) == (4_500, 5_500)
+    assert reports.due(2_000.0, 5_500.0, {first: (110.0, 2.0)}, 70_000) is not None, "the link has become slower"
+    assert reports.due(1_000.0, 5_500.0, {}, 60_000) is not None, "the clock was set back"

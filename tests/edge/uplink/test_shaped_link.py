@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -61,23 +61,40 @@ def namespace(tc: str, request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def test_the_rate_of_a_kernel_s_shaper_is_stated_and_frames_arrive_as_predicted(namespace: str, tmp_path: Path) -> None:
-    said = asyncio.run(sent_through(namespace, 750_000, tmp_path))
+    (said,) = asyncio.run(sent_through(namespace, 750_000, tmp_path, ["jfk"]))
     # The kernel counts headers of Ethernet, too, and a busy machine delays arrivals.
     assert said["stated_bytes_s"] == pytest.approx(RATE, rel=0.15)
     assert said["in_time"] >= 0.85
 
 
-async def sent_through(namespace: str, size: int, path: Path) -> dict[str, float]:
-    """Sends so many bytes from the namespace; returns what the edge says of its link."""
-    tokens = {"jfk": EdgeAccess.model_validate({"tokens": [TOKEN]})}
-    async with gateway(path, f"{HERE}:0", edge_heartbeat_ms=1_000, tokens=tokens) as (port, catalog):
+@pytest.mark.nightly
+@pytest.mark.parametrize("namespace", ["tbf 1600"], indirect=True)
+def test_two_edges_that_always_send_have_about_half_of_their_link_each(namespace: str, tmp_path: Path) -> None:
+    both = asyncio.run(sent_through(namespace, 300_000, tmp_path, ["jfk", "lga"], "ship"))
+    took_s = sorted(said["took_s"] for said in both)
+    assert took_s[1] <= 1.35 * took_s[0]
+    assert min(said["in_time"] for said in both) >= 0.85
+
+
+async def sent_through(
+    namespace: str, size: int, path: Path, edges: Sequence[str], link: str = ""
+) -> list[dict[str, float]]:
+    """Sends so many bytes from each edge in the namespace; returns what they say of their link."""
+    tokens = {edge: EdgeAccess.model_validate({"tokens": [TOKEN + edge]}) for edge in edges}
+    async with gateway(path, f"{HERE}:0", heartbeat_ms=1_000, tokens=tokens) as (port, catalog):
         catalog.queries.register(SPEC, 1)
         words = ("ip", "netns", "exec", namespace, sys.executable, "-m", "tests.edge.uplink.shaped_agent")
-        sender = await asyncio.create_subprocess_exec(*words, f"{HERE}:{port}", str(size), stdout=subprocess.PIPE)
+        senders = [
+            await asyncio.create_subprocess_exec(
+                *words, f"{HERE}:{port}", str(size), edge, link, stdout=subprocess.PIPE
+            )
+            for edge in edges
+        ]
         try:
             async with asyncio.timeout(PATIENCE_S):
-                said = (await sender.communicate())[0]
+                said = await asyncio.gather(*(sender.communicate() for sender in senders))
         finally:
-            if sender.returncode is None:
-                sender.kill()
-    return dict(json.loads(said))
+            for sender in senders:
+                if sender.returncode is None:
+                    sender.kill()
+    return [dict(json.loads(out)) for out, _ in said]

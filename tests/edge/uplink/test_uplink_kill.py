@@ -11,6 +11,7 @@ import pytest
 from center.catalog import Catalog
 from center.storage.frame_log import FrameLog
 from sim.demo.ports import free_port
+from tests.center.kept_frames import read_frame
 from tests.edge.uplink_world import SPEC, Agent, entries, frame, gateway, on_a_loop, running, uplink
 
 
@@ -52,7 +53,7 @@ async def test_a_gateway_killed_again_and_again_loses_nothing_and_counts_nothing
     assert entries(catalog) == list(range(made))
     assert catalog.alarms.latest() == []
     log = FrameLog(tmp_path / "log")
-    assert [log.read(e.segment, e.offset, e.length).seq for e in catalog.frames.entries("miles@1", 0, made)] == list(
-        range(made)
-    )
+    assert [
+        read_frame(log, e.segment, e.offset, e.length).seq for e in catalog.frames.entries("miles@1", 0, made)
+    ] == list(range(made))
     catalog.close()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgewater.answers import Amount, Cause, Deviation, Facts, WithheldBound
-from edgewater.answers.cells import Column, IntervalPart
+from edgewater.answers.cells import CellColumn, IntervalPart
 from edgewater.answers.own_error import OwnError
 from edgewater.answers.statement import judged
 from edgewater.model.query import QuerySpec
@@ -20,9 +20,9 @@ def spec(**changes: object) -> QuerySpec:
     return QuerySpec.from_mapping({**given, **changes})
 
 
-def counted(upper: float) -> Column:
+def counted(upper: float) -> CellColumn:
     value = np.array([100.0])
-    return Column("n", (IntervalPart("", Estimates(value, value, np.array([upper]), 0.99)),), OwnError())
+    return CellColumn("n", (IntervalPart("", Estimates(value, value, np.array([upper]), 0.99)),), OwnError())
 
 
 def test_an_exact_query_is_met_but_not_exact_where_late_records_may_follow() -> None:
@@ -40,9 +40,15 @@ def test_late_records_that_may_follow_count_for_an_accuracy(upper: float, codes:
     assert judged(LATE, [counted(upper)], query).contract.codes == codes
 
 
+def test_input_that_is_lost_is_missing_though_each_expected_edge_has_closed_the_window() -> None:
+    facts = Facts(1, 1, 1.0, observed=100, deviations=(Deviation(Cause.INPUT_LOST, lacks=Amount(0, 3)),))
+    stated = judged(facts, [counted(np.nan)], spec()).quality()
+    assert stated["records"]["expected"] is None and stated["error"]["missing"] == {"n": None}
+
+
 def test_what_a_byte_budget_withholds_is_met_alone_and_exceeds_an_error_budget_beside_it() -> None:
     facts = Facts(1, 1, 1.0, withheld={"n": WithheldBound(9.0, 0.0)})
-    column = Column("n", (IntervalPart("", Estimates(*map(np.array, ([91.0], [91.0], [100.0])), 1.0)),), OwnError())
+    column = CellColumn("n", (IntervalPart("", Estimates(*map(np.array, ([91.0], [91.0], [100.0])), 1.0)),), OwnError())
     bytes_ = {"bytes": "50MB per day"}
     alone = judged(facts, [column], spec(budget=bytes_)).contract
     assert (alone.met, alone.requested) == (True, {"bytes": "50000000B per day"})

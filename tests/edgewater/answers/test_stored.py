@@ -26,9 +26,9 @@ from edgewater.answers import (
 )
 from edgewater.answers.statement import judged
 from edgewater.answers.stored import FORMAT, facts_from_json, facts_to_json
-from edgewater.model.errors import StorageError, UnsupportedVersion
+from edgewater.base.errors import StorageError, UnsupportedVersion
+from edgewater.base.streams import Delivery
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import Delivery
 from edgewater.wire import Rest
 
 # What release 0.3.0 has stored, by kind: the JSON of its `Quality`, with late records where the kind says so.

@@ -20,9 +20,9 @@ from edgewater.answers import (
     WithheldBound,
 )
 from edgewater.answers.statement import completeness, united_contract
-from edgewater.answers.uniting import MAX_LOSSES, united, with_late
+from edgewater.answers.uniting import MAX_DEVICES, MAX_LOSSES, united, with_late
+from edgewater.base.streams import Delivery
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import Delivery
 from edgewater.wire import Rest
 
 SPEC = QuerySpec.from_mapping({
@@ -203,6 +203,23 @@ def test_two_losses_of_one_source_are_one_only_if_their_numbers_are_equal() -> N
     assert sorted(d.lacks.most or 0 for d in united(parts, SPEC).by_cause(Cause.INPUT_LOST)) == [3, 4]
 
 
+def test_equal_losses_of_one_window_are_several() -> None:
+    twice = replace(WHOLE, deviations=(loss(0, 3), loss(0, 3)))
+    both = united([twice, replace(WHOLE, deviations=(loss(0, 3),))], SPEC)
+    assert both.deviations == united([both, WHOLE], SPEC).deviations == (loss(0, 3), loss(0, 3))
+
+
 def test_a_union_with_a_window_of_no_edge_is_not_complete() -> None:
     both = united([Facts(0, 0, 0.0, has_data=False), WHOLE], SPEC)
     assert not both.is_complete and both.lacks_records and both.ratio == 0.5
+
+
+def test_a_union_tells_apart_a_bounded_number_of_devices_with_rejected_records() -> None:
+    parts = [
+        with_late(WHOLE, came({f'wrong-type{{"x":{at + n}}}': 1 for n in range(MAX_DEVICES)}))
+        for at in range(0, MAX_DEVICES, MAX_DEVICES // 4)
+    ]
+    stated = united(parts, SPEC).by_cause(Cause.REJECTED)
+    assert len(stated) == MAX_DEVICES + 1 and sum(each.records for each in stated) == 4 * MAX_DEVICES
+    (others,) = (each for each in stated if not each.only)
+    assert others.lacks == UNKNOWN and others.records == (1 + 2 + 3) * MAX_DEVICES // 4

@@ -1,8 +1,7 @@
-"""Queries and answers through `Center` and `AsyncCenter`: the same flows against a real server."""
+"""Queries and answers through `Center` against a real server."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,9 +11,7 @@ import httpx
 import pyarrow as pa
 import pytest
 
-from edgewater.client import AsyncCenter, Center, RequestRefused, Unreachable, WaitTimeout
-from edgewater.client import requests as flows
-from edgewater.model.errors import (
+from edgewater.base.errors import (
     Conflict,
     InvalidConfig,
     InvalidQuery,
@@ -24,11 +21,14 @@ from edgewater.model.errors import (
     ProtocolError,
     Unauthenticated,
 )
+from edgewater.client import Center, RequestRefused, Unreachable, WaitTimeout
+from edgewater.client.requests import Params, pages
 from edgewater.runtime.health import bound_address, listen
 from sim.demo.ports import free_address
 from tests.cells import at_night
 from tests.center.api.conftest import HOUR, SPEC, T0
 from tests.certificates import make_certificates
+from tests.refusals import refused
 
 START = datetime(2013, 1, 1, tzinfo=UTC)
 
@@ -41,40 +41,52 @@ def test_a_query_is_registered_from_a_mapping_yaml_or_a_file_and_the_same_one_is
         assert (query.name, query.version, query.spec["measures"]) == ("flights", 1, {"n": "count()"})
         assert center.register(tmp_path / "flights.yaml").version == 1
         with pytest.raises(Conflict):
-            center.register(text, if_exists="error")
-        with pytest.raises(Conflict):
             center.register(SPEC)
-        assert center.register(SPEC, if_exists="replace").version == 2
+        assert center.put(SPEC).version == 2
         assert [q.name for q in center.queries()] == ["flights"]
         center.query("flights").delete()
-        with pytest.raises(NotFound, match="flights is not registered"):
+        with pytest.raises(NotFound):
             center.query("flights")
-        with pytest.raises(InvalidRequest, match="same, error or replace"):
-            center.register(SPEC, if_exists="other")
+
+
+def test_tables_are_put_from_files_and_rows_and_read_and_deleted(desk, tmp_path):
+    (tmp_path / "names.csv").write_text("carrier,name\nUA,United\n")
+    desk.connect("jfk")
+    with desk.served() as url, Center(url) as center:
+        assert center.put_table("names", tmp_path / "names.csv")["version"] == 1
+        center.register({**SPEC, "lookup": {"names": {"key": "carrier"}}, "group_by": ["name"]})
+        changed = center.put_table("names", [{"name": "United Airlines", "carrier": "UA"}], key="carrier")
+        assert (changed["version"], changed["queries"]) == (2, ["flights"])
+        assert center.table("names")["data"] == [{"name": "United Airlines", "carrier": "UA"}]
+        with refused(InvalidRequest, "rows"):
+            center.put_table("names", tmp_path / "names.xlsx")
+        assert [table["name"] for table in center.tables()] == ["names"]
+        with pytest.raises(Conflict):
+            center.delete_table("names")
 
 
 def test_a_refusal_names_the_field_the_value_and_what_would_be_right(two_hours):
     desk, _ = two_hours
     with desk.served() as url, Center(url) as center:
-        with pytest.raises(InvalidQuery) as refused:
+        with pytest.raises(InvalidQuery) as caught:
             center.register({**SPEC, "name": "x", "window": {"tumbling": "soon"}})
-        assert (refused.value.field, refused.value.value) == ("window.tumbling", "soon")
-        assert "duration" in refused.value.accepted
+        assert (caught.value.field, caught.value.value) == ("window.tumbling", "soon")
+        assert "duration" in caught.value.accepted
         for bad in ("[1, 2]", "a: [", {"from": "flights"}, "name: 7"):
             with pytest.raises(InvalidQuery):
                 center.register(bad)
         query = center.query("flights")
-        with pytest.raises(InvalidRequest, match="measure: 'miels' is not accepted; expected one of n, miles, delay"):
+        with refused(InvalidRequest, "measure"):
             query.latest(measure="miels")
-        with pytest.raises(InvalidRequest, match="no such question"):
+        with refused(InvalidRequest, "mesure"):
             query.latest(mesure="n")
-        with pytest.raises(InvalidRequest, match="time zone"):
+        with refused(InvalidRequest, "start"):
             query.windows(datetime(2013, 1, 1))
-        with pytest.raises(InvalidRequest, match="RFC 3339"):
+        with refused(InvalidRequest, "start"):
             query.windows("soon")
         with pytest.raises(NotFound):
             query.window(T0 + 5 * HOUR)
-        with pytest.raises(InvalidRequest, match="one of n, miles, delay"):
+        with refused(InvalidRequest, "measure"):
             query.window(START).explain("miels")
 
 
@@ -106,11 +118,11 @@ def test_an_answer_has_intervals_by_measure_and_group(two_hours):
         assert answer["miles"][{"carrier": "AA"}] == 100
         assert {group["carrier"]: float(i) for group, i in answer["n"]} == {"AA": 1, "UA": 5}
         assert query.window(START, revision=1).revision == 1
-        with pytest.raises(InvalidRequest, match="2 groups"):
+        with refused(InvalidRequest, "group"):
             _ = answer["n"].interval
-        with pytest.raises(InvalidRequest, match="one of 2 groups"):
+        with refused(InvalidRequest, "group"):
             _ = answer["n"]["ZZ"]
-        with pytest.raises(InvalidRequest, match="one of n, miles, delay"):
+        with refused(InvalidRequest, "measure"):
             _ = answer["m"]
         one = query.latest(group={"carrier": "DL"}, measure=["n", "delay"])
         assert (one["n"].interval == 4, one.measures) == (True, ["n", "delay"])
@@ -163,33 +175,28 @@ def test_pages_of_a_range_are_as_large_as_the_center_is_fast(seconds, limits):
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
-    flow = flows.windows("flights", None, None, lambda: now, (), lambda table, heads: (table.num_rows, len(heads)))
-    asked, request = [], next(flow)
-    while len(asked) < len(limits):
-        asked.append(int(dict(request.params)["limit"]))
+    asked: list[int] = []
+
+    def ask(page: Params) -> httpx.Response:
+        nonlocal now
         now += seconds
-        request = flow.send(httpx.Response(200, headers=link, content=sink.getvalue().to_pybytes()))
-        assert dict(request.params)["cursor"] == "7"
-    assert asked == limits
-    with pytest.raises(StopIteration) as ended:
-        flow.send(httpx.Response(200, content=sink.getvalue().to_pybytes()))
-    assert ended.value.value == (len(limits) + 1, len(limits) + 1)
+        asked.append(int(dict(page)["limit"]))
+        assert dict(page).get("cursor") == ("7" if len(asked) > 1 else None)
+        headers = link if len(asked) <= len(limits) else {}
+        return httpx.Response(200, headers=headers, content=sink.getvalue().to_pybytes())
+
+    found = pages(ask, lambda: now)
+    assert asked[: len(limits)] == limits
+    assert [(table.num_rows, len(heads)) for table, heads in found] == [(1, 1)] * (len(limits) + 1)
 
 
 def test_a_time_out_names_the_argument_that_sets_it():
-    async def ask(url: str) -> None:
-        async with AsyncCenter(url, timeout=0.1) as center:
-            await center.queries()
-
     listener = listen("127.0.0.1:0", "silent")
     with listener:
         url = f"http://{bound_address(listener)}"
         with Center(url, timeout=0.1) as center, pytest.raises(Unreachable) as late:
             center.queries()
-        with pytest.raises(Unreachable) as late_too:
-            asyncio.run(ask(url))
-    for raised in (late, late_too):
-        assert raised.value.timeout_s == 0.1 and "timeout=" in str(raised.value)
+    assert late.value.timeout_s == 0.1 and "timeout=" in str(late.value)
 
 
 def test_names_that_the_describing_columns_have_may_be_groups_and_measures(desk):
@@ -207,15 +214,14 @@ def test_an_answer_without_groups_and_an_early_one_have_unknown_bounds(desk):
     desk.connect("jfk", "lga")
     query = desk.register(group_by=[], budget={"staleness": "2s"}, measures={"n": "count()"})
     with desk.served() as url, Center(url) as center:
-        with pytest.raises(NotFound, match="has no answer yet"):
+        with pytest.raises(NotFound):
             center.query("flights").latest()
         assert center.query("flights").status()["state"] in ("waiting", "center_not_ready")
         assert center.query("flights").detail()["edges"][0]["edge"] == "jfk"
     assert query.ref.name == "flights"
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
-def test_a_window_is_waited_for_until_it_has_the_phase(two_hours, kind):
+def test_a_window_is_waited_for_until_it_has_the_phase(two_hours):
     desk, query = two_hours
     third = T0 + 2 * HOUR
 
@@ -223,50 +229,32 @@ def test_a_window_is_waited_for_until_it_has_the_phase(two_hours, kind):
         for edge in ("jfk", "lga"):
             desk.report(query, edge, third, {"UA": 1})
 
-    with desk.served() as url:
+    with desk.served() as url, Center(url) as center:
         timer = threading.Timer(0.3, report)
         timer.start()
-        if kind == "sync":
-            with Center(url) as center:
-                answer = center.query("flights").wait(third, "complete", timeout=30)
-                with pytest.raises(
-                    WaitTimeout, match=r"window 2013-01-01T02:00:00Z: complete after 0\.05 s, not final"
-                ):
-                    center.query("flights").wait(third, timeout=0.05)
-                with pytest.raises(WaitTimeout, match="no answer"):
-                    center.query("flights").wait(T0 + 9 * HOUR, timeout=0)
-        else:
-
-            async def waited() -> Any:
-                async with AsyncCenter(url) as center:
-                    return await (await center.query("flights")).wait(third, "complete", timeout=30)
-
-            answer = asyncio.run(waited())
+        answer = center.query("flights").wait(third, "complete", timeout=30)
+        with pytest.raises(WaitTimeout, match=r"window 2013-01-01T02:00:00Z: complete after 0\.05 s, not final"):
+            center.query("flights").wait(third, timeout=0.05)
+        with pytest.raises(WaitTimeout, match="no answer"):
+            center.query("flights").wait(T0 + 9 * HOUR, timeout=0)
         timer.join()
     assert (answer.phase, answer.start.hour) == ("complete", 2)
 
 
 @pytest.mark.slow
-def test_the_asynchronous_client_gives_the_same_answers(two_hours):
+def test_a_query_and_the_lists_of_the_center_are_read_until_it_is_deleted(two_hours):
     desk, _ = two_hours
-
-    async def asked(url: str) -> None:
-        async with AsyncCenter(url) as center:
-            query = await center.register(SPEC)
-            assert (await query.latest())["n"]["DL"] == 4
-            assert [a.start.hour for a in await query.windows()] == [0, 1]
-            assert (await query.window(START)).revision == 2
-            assert [q.name for q in await center.queries()] == ["flights"]
-            assert {e["edge"] for e in await center.edges()} == {"jfk", "lga"}
-            assert (await center.streams())[0]["stream"] == "flights"
-            assert (await query.status())["query"] == (await query.detail())["name"] == "flights"
-            assert (await center.get("/v1/alarms"))["alarms"] == []
-            await query.delete()
-            with pytest.raises(NotFound):
-                await query.latest()
-
-    with desk.served() as url:
-        asyncio.run(asked(url))
+    with desk.served() as url, Center(url) as center:
+        query = center.register(SPEC)
+        assert query.latest()["n"]["DL"] == 4
+        assert [a.start.hour for a in query.windows()] == [0, 1]
+        assert {e["edge"] for e in center.edges()} == {"jfk", "lga"}
+        assert center.streams()[0]["stream"] == "flights"
+        assert query.status()["query"] == query.detail()["name"] == "flights"
+        assert center.get("/v1/alarms")["alarms"] == []
+        query.delete()
+        with pytest.raises(NotFound):
+            query.latest()
 
 
 def test_a_token_comes_from_the_argument_the_environment_or_a_file_and_is_never_shown(two_hours, monkeypatch, tmp_path):
@@ -280,9 +268,9 @@ def test_a_token_comes_from_the_argument_the_environment_or_a_file_and_is_never_
         with Center(url, token="right") as center:
             assert "right" not in repr(center)
             assert center.queries()
-            with pytest.raises(RequestRefused, match="role") as refused:
+            with pytest.raises(RequestRefused) as caught:
                 center.register({**SPEC, "name": "other"})
-            assert (refused.value.code, refused.value.status) == ("forbidden", 403)
+            assert (caught.value.code, caught.value.status) == ("forbidden", 403)
         monkeypatch.setenv("EDGEWATER_TOKEN", "right")
         monkeypatch.setenv("EDGEWATER_URL", url)
         with Center() as center:
@@ -293,16 +281,16 @@ def test_a_token_comes_from_the_argument_the_environment_or_a_file_and_is_never_
         with Center() as center:
             assert center.queries()
     monkeypatch.setenv("EDGEWATER_TOKEN_FILE", str(tmp_path / "none"))
-    with pytest.raises(InvalidConfig, match="EDGEWATER_TOKEN_FILE"):
+    with refused(InvalidConfig, "EDGEWATER_TOKEN_FILE"):
         Center()
-    with pytest.raises(InvalidConfig, match="printable") as bad:
+    with pytest.raises(InvalidConfig) as bad:
         Center(token="two words")
     assert "two words" not in str(bad.value)
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1", "localhost:port", "ftp://x", "http://", "nothing"])
 def test_an_address_that_is_none_is_refused(url):
-    with pytest.raises(InvalidConfig, match="an address such as http"):
+    with refused(InvalidConfig, "url"):
         Center(url)
 
 
@@ -318,9 +306,8 @@ def test_a_proxy_is_taken_from_no_variable_but_the_one_of_the_client(two_hours, 
             center.queries()
         assert "127.0.0.1:9" in failed.value.message
         monkeypatch.setenv("EDGEWATER_PROXY", "nonsense")
-        with pytest.raises(InvalidConfig) as refused:
+        with refused(InvalidConfig, "EDGEWATER_PROXY"):
             Center(url)
-        assert refused.value.field == "EDGEWATER_PROXY"
 
 
 def test_an_address_without_a_scheme_is_one_of_http() -> None:
@@ -329,22 +316,21 @@ def test_an_address_without_a_scheme_is_one_of_http() -> None:
 
 
 def test_a_token_leaves_the_machine_without_tls_only_where_the_address_says_http() -> None:
-    with pytest.raises(InvalidConfig) as refused:
+    with refused(InvalidConfig, "url", "center.example:7480"):
         Center("center.example:7480", token="t")
-    assert (refused.value.field, refused.value.value) == ("url", "center.example:7480")
     with Center("http://center.example:7480", token="t") as center:
         assert center.url == "http://center.example:7480"
 
 
 def test_a_center_that_is_not_there_and_a_server_that_is_none_are_told_apart(tmp_path):
-    with Center(f"http://{free_address()}") as center, pytest.raises(Unreachable, match="is it running"):
+    with Center(f"http://{free_address()}") as center, pytest.raises(Unreachable):
         center.queries()
     (tmp_path / "v1").mkdir()
     (tmp_path / "v1" / "queries").write_text("<html>a page</html>")
     with _file_server(tmp_path) as url, Center(url) as center:
-        with pytest.raises(ProtocolError, match="is this the address of a center's API"):
+        with pytest.raises(ProtocolError):
             center.queries()
-        with pytest.raises(ProtocolError, match="no reply of a center"):
+        with pytest.raises(ProtocolError):
             center.query("flights")
 
 
@@ -380,9 +366,9 @@ def test_over_tls_the_certificate_authority_is_an_argument(two_hours, tmp_path, 
     with desk.served(tls=tls) as url:
         with Center(url, ca=tmp_path / "ca.pem") as center:
             assert center.query("flights").latest()["n"]["DL"] == 4
-        with Center(url) as center, pytest.raises(Unreachable, match="certificate verify failed"):
+        with Center(url) as center, pytest.raises(Unreachable):
             center.queries()
-    with pytest.raises(InvalidConfig, match="certificates in PEM"):
+    with refused(InvalidConfig, "ca"):
         Center(url, ca=tmp_path / "none.pem")
 
 
@@ -395,7 +381,7 @@ def test_windows_are_read_over_the_border_of_two_versions(desk):
         spec = {**SPEC, "group_by": [], "measures": {"n": "count()"}, "lateness": "0s"}
         query = center.put(spec, at=T0 + HOUR, version=1)
         assert (query.version, query.registered["begins"]) == (2, "2013-01-01T01:00:00Z")
-        with pytest.raises(PreconditionFailed, match="version 2 is the newest now"):
+        with pytest.raises(PreconditionFailed):
             center.put(SPEC, version=1)
         for version in desk.catalog.queries.versions("flights"):
             desk.ledger_knows(version)

@@ -16,12 +16,11 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 from rich.text import Text
 
-from center.catalog import UnindexedFrame
-from center.storage.frame_log import FrameLocation
 from edgewater.__main__ import GROUP, Commands
-from edgewater.model.streams import EdgeId
+from edgewater.base.streams import EdgeId
+from edgewater.model.link_forecast import LinkRecord
 from edgewater.runtime.health import bound_address, listen
-from edgewater.wire import Rest, Withheld
+from edgewater.wire import QueryRef, Rest, Withheld
 from tests.center.api.conftest import HOUR, SPEC, T0
 
 POINTS = [
@@ -67,11 +66,18 @@ def test_a_query_is_added_listed_shown_followed_and_removed(desk, run, tmp_path)
         other = json.dumps({**SPEC, "lateness": "2h"})
         refused = run(url, "query", "add", "-", input=other)
         assert (refused.exit_code, "flights" in refused.stderr) == (1, True)
-        assert "version 2" in run(url, "query", "add", "-", "--replace", input=other).stdout
+        assert "version 2" in run(url, "query", "put", "-", input=other).stdout
         assert [q["name"] for q in said(run(url, "query", "ls", "--json"))["queries"]] == ["flights"]
         assert re.search(r"flights +2 +flights +tumbling 1h +n, miles, delay", run(url, "query", "ls").stdout)
         query = desk.catalog.queries.get("flights")
         assert said(run(url, "query", "show", "flights", "--json"))["latest"] is None
+        loads = {QueryRef("flights", version): (4e3, 0.0) for version in (1, 2)}
+        link = LinkRecord(EdgeId("jfk"), low_bytes_s=4e3, high_bytes_s=5e3, loads=loads, stated_at_ms=desk.now)
+        desk.catalog.links.record([link], desk.now)
+        desk.beat("jfk", 1)
+        forecast = run(url, "query", "show", "flights").stdout
+        assert "all values in time: yes" in forecast
+        assert re.search(r"jfk +yes +3.9 KiB +0 B +at most 0% +at least 3.9 KiB/s +\d+ s ago", forecast), forecast
         asked = run(url, "query", "rm", "flights", input="n\n")
         assert (asked.exit_code, "Delete the query flights" in asked.stderr) == (1, True)
         assert said(run(url, "query", "rm", "flights", "--yes", "--json")) == {"deleted": "flights", "version": 2}
@@ -145,7 +151,7 @@ def test_the_total_of_all_groups_is_shown_with_what_is_in_no_group(desk, run):
 
 
 @pytest.mark.slow
-def test_edges_and_streams_are_listed_and_columns_declared(two_hours, run, tmp_path):
+def test_edges_and_streams_are_listed(two_hours, run):
     desk, _ = two_hours
     desk.beat("jfk", T0 + HOUR, late=3)
     with desk.served() as url:
@@ -159,22 +165,6 @@ def test_edges_and_streams_are_listed_and_columns_declared(two_hours, run, tmp_p
         assert (elsewhere.exit_code, "after retire" in elsewhere.stderr) == (2, True)
         assert {e["state"] for e in said(run(url, "edges", "--json"))["edges"]} == {"up"}
         assert "carrier string, distance int64, dep_delay float64" in run(url, "streams", "ls").stdout
-        misfit = run(url, "streams", "columns", "flights", "--set", "carrier=string")
-        assert (misfit.exit_code, "delete it first" in misfit.stderr) == (1, True)
-        desk.catalog.queries.delete("flights", desk.now)
-        declared = said(run(url, "streams", "columns", "flights", "--set", "carrier=string", "--json"))
-        assert (declared["source"], [c["name"] for c in declared["columns"]]) == ("admin", ["carrier"])
-        assert declared["differing"]
-        (tmp_path / "columns.yaml").write_text("carrier: {type: string, description: IATA}\n")
-        listed = run(url, "streams", "columns", "flights", "--file", str(tmp_path / "columns.yaml")).stdout
-        assert "IATA" in listed
-        assert said(run(url, "streams", "columns", "flights", "--reset", "--json"))["source"] == "edges"
-        wrong = run(url, "streams", "columns", "flights", "--set", "carrier=text")
-        assert (wrong.exit_code, "text" in wrong.stderr) == (2, True)
-        for bad in ("carrier", "=string"):
-            assert run(url, "streams", "columns", "flights", "--set", bad).exit_code == 2
-        assert "one of the streams flights" in run(url, "streams", "columns", "trips").stderr
-        assert run(url, "streams", "columns", "x", "--set", "a=string", "--reset").exit_code == 2
 
 
 def test_top_fills_the_screen_again_and_again_also_while_the_center_is_away_until_it_is_interrupted(
@@ -224,39 +214,6 @@ def test_top_shows_queries_edges_and_alarms(two_hours, run):
     with desk.served(principals=principals) as url:
         limited = said(run(url, "top", "--json", env={"EDGEWATER_TOKEN": "right"}))
         assert ([q["query"] for q in limited["queries"]], "role" in limited["alarms_hidden"]) == (["flights"], True)
-
-
-@pytest.mark.slow
-def test_center_top_shows_the_queries_by_slack_also_while_the_center_is_away(two_hours, run, monkeypatch):
-    desk, query = two_hours
-    waiting = desk.register(name="waiting")
-    frame = UnindexedFrame(waiting.ref, EdgeId("jfk"), "jfk-1", 0, 1, 9, desk.now - 2_500, FrameLocation("s", 0, 9))
-    desk.catalog.frames.index([frame])
-    desk.catalog.budgets.record_processing_delays({query.ref: 300}, desk.now)
-    with desk.served() as url:
-        state = said(run(url, "center", "top", "--json"))
-        assert [(q["query"], q["slack_ms"]) for q in state["queries"]] == [("waiting", -2_500), ("flights", HOUR - 300)]
-        text = run(url, "center", "top").stdout
-        assert "2 queries, 1 of them late; 1 frames are not applied" in text
-        assert re.search(r"waiting +-2\.5 +1 +2\.5 +\n", text), text
-        assert re.search(r"flights +3599\.7 +0 +0\.0 +300 +\n", text), text
-    assert "cannot reach the center" in run(url, "center", "top").stderr
-    written, looks = io.StringIO(), []
-    terminal = Console(file=written, force_terminal=True, width=200, height=40, highlight=False, markup=False)
-    monkeypatch.setattr("edgewater.runtime.terminal.console", lambda: terminal)
-
-    def between(seconds: float) -> None:
-        looks.append(Text.from_ansi(written.getvalue()).plain)
-        written.truncate(written.seek(0))
-        served.close()
-        if len(looks) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("edgewater.runtime.terminal.time", SimpleNamespace(sleep=between))
-    with ExitStack() as served:
-        result = run(served.enter_context(desk.served()), "center", "top")
-    assert (result.exit_code, len(looks)) == (0, 2), result.output
-    assert "waiting" in looks[0] and "cannot reach the center" in looks[1]
 
 
 @pytest.mark.slow

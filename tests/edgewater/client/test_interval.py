@@ -18,9 +18,9 @@ NOTHING = Interval(None, None, None)
 def test_only_an_interval_of_one_value_is_a_number():
     assert (float(EXACT), int(EXACT)) == (4.0, 4)
     for interval in (WIDE, UNKNOWN, NOTHING):
-        with pytest.raises(Undecided, match="bounds differ"):
+        with pytest.raises(Undecided):
             float(interval)
-    with pytest.raises(Undecided, match="no integer"):
+    with pytest.raises(Undecided):
         int(Interval(0.5, 0.5, 0.5))
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
-from edgewater.client import Answer, Answers, AsyncCenter, Center, Gap, Progress
+from edgewater.base.errors import NotFound
+from edgewater.client import Answer, Center, Gap, Progress
 from edgewater.client.answers import from_json
-from edgewater.model.errors import NotFound
 from sim.demo.ports import free_address
 from tests.center.api.conftest import HOUR, T0
 
@@ -78,23 +76,18 @@ def test_a_client_with_the_answers_of_another_store_gets_a_gap(two_hours):
         assert gap.after == 999_999
 
 
-def test_the_asynchronous_stream_is_the_same_and_ends_when_the_query_is_deleted(two_hours, monkeypatch):
+def test_a_stream_ends_when_its_query_is_deleted(two_hours, monkeypatch):
     desk, _ = two_hours
     monkeypatch.setattr("edgewater.client.connection.RECONNECT", lambda state: 0.02)
-
-    async def followed(url: str) -> list[type]:
-        kinds: list[type] = []
-        async with AsyncCenter(url) as center:
-            query = await center.query("flights")
-            with pytest.raises(NotFound):
-                async for event in query.live():
-                    kinds.append(type(event))
-                    if len(kinds) == 2:
-                        await query.delete()
-        return kinds
-
-    with desk.served(progress="100ms") as url:
-        assert asyncio.run(followed(url))[:2] == [Answer, Progress]
+    kinds: list[type] = []
+    with desk.served(progress="100ms") as url, Center(url) as center:
+        query = center.query("flights")
+        with pytest.raises(NotFound):
+            for event in query.live():
+                kinds.append(type(event))
+                if len(kinds) == 2:
+                    query.delete()
+    assert kinds[:2] == [Answer, Progress]
 
 
 @pytest.mark.slow
@@ -112,31 +105,20 @@ def test_several_queries_share_a_connection_until_one_of_them_is_deleted(two_hou
         (answer,) = answers(events, 1)
         assert answer.explain("flights")["query"] == "other"
         center.query("other").delete()
-        with pytest.raises(NotFound, match="other"):
+        with pytest.raises(NotFound):
             list(events)
-        with pytest.raises(NotFound, match="other"):
+        with pytest.raises(NotFound):
             next(center.live("flights", "other"))
 
 
-def test_a_stream_of_changes_gives_whole_answers(desk):
+def test_a_summary_has_some_groups_and_their_number(desk):
     desk.connect("jfk")
     query = desk.register(measures=EVERY_KIND, lateness="5h")
     desk.report(query, "jfk", T0, {"UA": 30, "AA": 1, "DL": 2})
     with desk.served() as url, Center(url) as center:
-        asked = center.query("flights")
-        for stream in (asked.live(changes=True), center.live("flights", changes=True)):
-            sizes = [len(answers(stream, 1)[0].table)]
-            for more in ({"DL": 1}, {"AA": 2, "B6": 3}):
-                desk.now += HOUR
-                desk.report(query, "jfk", T0, more, closed=False)
-                (live,) = answers(stream, 1)
-                fetched = asked.latest()
-                assert live.table.sort_by("carrier").to_pydict() == fetched.table.sort_by("carrier").to_pydict()
-                assert live.members == fetched.members
-                sizes.append(len(live.table))
-            assert sizes[-1] == 4
-        summary = answers(asked.live(summary=True), 1)[0]
-        assert (len(summary.table), summary.members["groups"]) == (4, 4)
+        for stream in (center.query("flights").live(summary=True), center.live("flights", summary=True)):
+            summary = answers(stream, 1)[0]
+            assert (len(summary.table), summary.members["groups"]) == (3, 3)
 
 
 def test_a_live_answer_has_the_columns_and_values_that_the_arrow_form_has(desk):
@@ -158,38 +140,12 @@ def test_a_live_answer_has_the_columns_and_values_that_the_arrow_form_has(desk):
         assert answer["carriers"].values[2][0]["item"] == "UA"
 
 
-def test_a_notebook_shows_a_table_and_a_band_and_escapes_what_comes_from_the_field(desk):
-    desk.connect("jfk", "lga")
-    query = desk.register(budget={"staleness": "2s"})
-    for hour in range(3):
-        desk.report(query, "jfk", T0 + hour * HOUR, {"<script>alert(1)</script>": 2 + hour, "UA": 1})
-        desk.report(query, "lga", T0 + hour * HOUR, {"UA": 4})
-    with desk.served() as url, Center(url) as center:
-        windows = center.query("flights").windows()
-        for shown in (windows[0]._repr_html_(), windows._repr_html_()):
-            assert "<script>" not in shown
-            ElementTree.fromstring(shown)  # well formed
-        assert "&lt;script&gt;" in windows[0]._repr_html_()
-        assert windows._repr_html_().count('class="band"') == 2
-        assert "no answers" in center.query("flights").windows("2030-01-01T00:00:00Z")._repr_html_()
-
-
-def test_a_band_breaks_where_a_bound_is_unknown():
-    def answer(hour: int, lower: float | None) -> Answer:
-        cell = {"estimate": -5.0 * hour, "lower": lower, "upper": 1.0}
-        head = {"query": "q", "phase": "early", "revision": 1, "confidence": 0.9, "data": [{"group": {}, "n": cell}]}
-        window = {"start": f"2013-01-01T0{hour}:00:00Z", "end": f"2013-01-01T0{hour + 1}:00:00Z"}
-        quality = {"completeness": {"ratio": None, "missing": ["jfk"]}}
-        contract = {"met": False, "violations": [{"code": "missing-edges"}]}
-        return from_json(
-            {**head, "window": window, "quality": quality, "contract": contract}, {"measures": {"n": ""}}, None
-        )
-
-    each = tuple(answer(h, None if h == 2 else -20.0) for h in range(5))
-    html = Answers(each[0].table, each)._repr_html_()
-    assert html.count('class="band"') == 2  # windows 0, 1 and 3, 4
-    assert "[?, 1]" in html
-    assert "missing-edges" in each[0]._repr_html_()
+def test_a_total_has_the_confidence_with_which_no_more_late_records_come():
+    for stated, confidence in (({}, 1.0), ({"confidence": 0.98}, 0.98)):
+        of_all = {"estimate": 6, "lower": 6, "upper": 8, **stated}
+        answer: Any = {"data": [], "total": {"n": of_all}, "quality": {"completeness": {}}}
+        total = from_json(answer, {"measures": {"n": "count()"}}, None).total["n"]
+        assert (total.upper, total.confidence) == (8, confidence)
 
 
 @pytest.mark.slow

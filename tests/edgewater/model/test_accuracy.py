@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewater.arrivals.schedule import REPORT_SLOTS_AFTER_END, ReportSchedule
+from edgewater.base.errors import InvalidQuery
 from edgewater.model.accuracy import group_key, group_values, report_schedule
-from edgewater.model.errors import InvalidQuery
 from edgewater.model.query import QuerySpec
+from tests.refusals import refused
 
 WELL = {"error": "5%", "confidence": "95%"}
 
@@ -41,42 +42,39 @@ def test_a_spec_with_an_accuracy_is_read_back_from_its_mapping(changes: dict[str
 
 
 @pytest.mark.parametrize(
-    ("field", "changes", "reason"),
+    ("field", "changes"),
     [
-        ("accuracy.confidence", {"accuracy": {"error": "5%", "confidence": "100%"}}, "between 0 and 1"),
-        ("accuracy.confidence", {"accuracy": {"error": "5%", "confidence": "99.9999999999999%"}}, "rounded to 100%"),
-        ("accuracy.confidence", {"accuracy": {"error": "5%", "confidence": "0%"}}, "between 0 and 1"),
-        ("accuracy.error", {"accuracy": {"error": "99.99999999999999%"}}, "at most 99.9999999999%"),
-        ("accuracy.confidence", {"accuracy": {"error": "5%", "confidence": 0.95}}, "a percentage"),
-        ("accuracy.error", {"accuracy": {"error": "0%"}}, "between 0 and 1"),
-        ("accuracy.error", {"accuracy": {"error": "100%"}}, "between 0 and 1"),
-        ("accuracy.error", {"accuracy": {"error": "1MB"}}, "a percentage"),
-        ("accuracy.error", {"accuracy": {"confidence": "95%"}}, "missing key"),
-        ("accuracy.sample", {"accuracy": {**WELL, "sample": 1}}, "unknown key"),
-        ("accuracy.measure", {"measures": {"b": "sum(x)", "n": "count()"}}, "the query has several"),
-        ("accuracy.measure", {"accuracy": {**WELL, "measure": "c"}}, "unknown measure"),
-        ("accuracy.measure", {"measures": {"q": "var(x)"}}, "staleness budget"),
-        ("accuracy.substream", {"accuracy": {**WELL, "substream": "700ms"}}, "a divisor of 3s"),
-        ("accuracy.delays", {"accuracy": {**WELL, "delays": "soon"}}, "500ms"),
-        ("accuracy", {"window": {"session": "30s"}}, "tumbling or sliding"),
-        ("accuracy.groups", {"accuracy": {**WELL, "groups": "each"}}, "measure, substream, scope"),
-        ("accuracy.range", {"accuracy": {**WELL, "range": [1, 0]}}, "least, greatest"),
-        ("accuracy.range", {"accuracy": {**WELL, "range": [0, float("nan")]}}, "least, greatest"),
-        ("accuracy.range", {"accuracy": {**WELL, "range": "0..1"}}, "least, greatest"),
-        ("accuracy.range", {"accuracy": {**WELL, "range": [0, 1]}, "measures": {"b": "count()"}}, "a sum or a mean"),
-        ("accuracy.scope", {"accuracy": {**WELL, "scope": "each"}}, "group_by with the columns"),
-        ("accuracy.scope", {"accuracy": {**WELL, "scope": "some"}, "group_by": ["k"]}, "for all groups simultaneously"),
-        ("accuracy.scope", {"accuracy": {**WELL, "scope": 1}, "group_by": ["k"]}, "each .the accuracy holds"),
-        ("accuracy", {"window": {"session": "30s"}, "group_by": ["k"]}, "tumbling or sliding"),
-        ("budget.error.b", {"budget": {"error": {"b": 5}}}, "a percentage of at most 5.0%"),
+        ("accuracy.confidence", {"accuracy": {"error": "5%", "confidence": "100%"}}),
+        ("accuracy.confidence", {"accuracy": {"error": "5%", "confidence": "99.9999999999999%"}}),
+        ("accuracy.confidence", {"accuracy": {"error": "5%", "confidence": "0%"}}),
+        ("accuracy.error", {"accuracy": {"error": "99.99999999999999%"}}),
+        ("accuracy.confidence", {"accuracy": {"error": "5%", "confidence": 0.95}}),
+        ("accuracy.error", {"accuracy": {"error": "0%"}}),
+        ("accuracy.error", {"accuracy": {"error": "100%"}}),
+        ("accuracy.error", {"accuracy": {"error": "1MB"}}),
+        ("accuracy.error", {"accuracy": {"confidence": "95%"}}),
+        ("accuracy.sample", {"accuracy": {**WELL, "sample": 1}}),
+        ("accuracy.measure", {"measures": {"b": "sum(x)", "n": "count()"}}),
+        ("accuracy.measure", {"accuracy": {**WELL, "measure": "c"}}),
+        ("accuracy.measure", {"measures": {"q": "var(x)"}}),
+        ("accuracy.substream", {"accuracy": {**WELL, "substream": "700ms"}}),
+        ("accuracy.delays", {"accuracy": {**WELL, "delays": "soon"}}),
+        ("accuracy", {"window": {"session": "30s"}}),
+        ("accuracy.groups", {"accuracy": {**WELL, "groups": "each"}}),
+        ("accuracy.range", {"accuracy": {**WELL, "range": [1, 0]}}),
+        ("accuracy.range", {"accuracy": {**WELL, "range": [0, float("nan")]}}),
+        ("accuracy.range", {"accuracy": {**WELL, "range": "0..1"}}),
+        ("accuracy.range", {"accuracy": {**WELL, "range": [0, 1]}, "measures": {"b": "count()"}}),
+        ("accuracy.scope", {"accuracy": {**WELL, "scope": "each"}}),
+        ("accuracy.scope", {"accuracy": {**WELL, "scope": "some"}, "group_by": ["k"]}),
+        ("accuracy.scope", {"accuracy": {**WELL, "scope": 1}, "group_by": ["k"]}),
+        ("accuracy", {"window": {"session": "30s"}, "group_by": ["k"]}),
+        ("budget.error.b", {"budget": {"error": {"b": 5}}}),
     ],
 )
-def test_an_unsupported_accuracy_is_refused_with_what_is_accepted(
-    field: str, changes: dict[str, Any], reason: str
-) -> None:
-    with pytest.raises(InvalidQuery, match=reason) as caught:
+def test_an_unsupported_accuracy_is_refused_with_what_is_accepted(field: str, changes: dict[str, Any]) -> None:
+    with refused(InvalidQuery, field):
         spec(**changes)
-    assert caught.value.field == field
 
 
 def test_the_scope_of_an_accuracy_with_groups_is_each_by_default() -> None:

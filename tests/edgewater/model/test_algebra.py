@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
+from edgewater.base.errors import InvalidQuery
 from edgewater.model import algebra
 from edgewater.model.algebra import LateRecordPolicy, late_record_policy_of, needs_order
-from edgewater.model.errors import InvalidQuery
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import CountStack, Function, Properties, function_named, function_names
 from edgewater.synopses.registry import register_function
+from tests.refusals import refused
 
 ORDERED = Properties(commutative=False, ordered=True)
 BUILT_IN = tuple(function_names())
@@ -60,24 +61,23 @@ def test_kll_and_top_k_do_not_commute_but_need_no_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("measure", "parts", "field", "value", "said"),
+    ("measure", "parts", "field", "value"),
     [
-        ("alone()", {"edges": ["a"]}, "measures.m", "alone()", "is not mergeable"),
-        ("by_chance()", {"edges": ["a"]}, "measures.m", "by_chance()", "is not reproducible"),
+        ("alone()", {"edges": ["a"]}, "measures.m", "alone()"),
+        ("by_chance()", {"edges": ["a"]}, "measures.m", "by_chance()"),
         ("in_order()", {"edges": ["a"], "window": {"session": "30s", "max": "5m"}}, "window",
-         {"session": "30s", "max": "5m"}, "a tumbling window"),
-        ("in_order()", {"edges": ["a"], "window": WINDOWS[1]}, "window", WINDOWS[1], "a tumbling window"),
-        ("in_order()", {}, "edges", None, "exactly one edge"),
-        ("in_order()", {"edges": ["b", "a"]}, "edges", ["a", "b"], "exactly one edge"),
-        ("in_order()", {"edges": ["a"], "lateness": "2s"}, "lateness", "2s", "dropped and counted"),
+         {"session": "30s", "max": "5m"}),
+        ("in_order()", {"edges": ["a"], "window": WINDOWS[1]}, "window", WINDOWS[1]),
+        ("in_order()", {}, "edges", None),
+        ("in_order()", {"edges": ["b", "a"]}, "edges", ["a", "b"]),
+        ("in_order()", {"edges": ["a"], "lateness": "2s"}, "lateness", "2s"),
     ],
 )  # fmt: skip
 def test_a_violated_rule_is_refused_with_field_value_and_what_is_accepted(
-    measure: str, parts: dict[str, Any], field: str, value: object, said: str
+    measure: str, parts: dict[str, Any], field: str, value: object
 ) -> None:
-    with pytest.raises(InvalidQuery, match=said) as caught:
+    with refused(InvalidQuery, field, value):
         query(measure, **parts)
-    assert (caught.value.field, caught.value.value) == (field, value)
 
 
 def test_a_query_that_needs_order_is_accepted_where_the_order_is_unique_and_drops_late_records() -> None:
@@ -89,6 +89,5 @@ def test_a_query_that_needs_order_is_accepted_where_the_order_is_unique_and_drop
 
 
 def test_a_count_window_is_refused_with_the_alternatives() -> None:
-    with pytest.raises(InvalidQuery, match=r"center\.batch\.build") as caught:
+    with refused(InvalidQuery, "window.count", 1000):
         query("count()", window={"count": 1000}, edges=["a"])
-    assert (caught.value.field, caught.value.value) == ("window.count", 1000)

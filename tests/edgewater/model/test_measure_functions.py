@@ -6,13 +6,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edgewater.model.errors import InvalidQuery
+from edgewater.base.errors import InvalidQuery
+from edgewater.base.streams import COLUMN_TYPES
 from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
-from edgewater.model.streams import COLUMN_TYPES
 from edgewater.model.syntax import parse_sql
 from edgewater.synopses import Parameter, SampleFunction, registry, require_fit, sample_function
 from edgewater.synopses.registry import MAX_STATE_BYTES
+from tests.refusals import refused
 
 
 @pytest.mark.parametrize(
@@ -48,30 +49,30 @@ def test_a_synopsis_is_configured_by_its_parameters_or_by_its_accuracy(text: str
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "field"),
     [
-        ("count_min(ip, width=1000)", r"m\.width: 1000 .* a power of two"),
-        ("count_min(ip, width=262144, depth=9)", r"at most 3 MiB per group"),
-        ("count_min(ip, width=64, epsilon=0.1)", r"m\.width: .*epsilon determines it"),
-        ("count_min(ip, delta=0.1)", r"m\.epsilon: .*delta requires it"),
-        ("count_min(ip, epsilon=1e-9)", r"m\.epsilon: .*at least"),
-        ("count_min(ip, epsilon=2)", r"m\.epsilon: .*between 0 and 1"),
-        ("top_k(ip, 20, capacity=3)", r"m\.capacity: 3 .*from 20"),
-        ("top_k(ip, 0)", r"m\.k: 0 .*from 1"),
-        ("bloom(ip, bits=100)", r"m\.bits: 100 .*multiple of 64"),
-        ("bloom(ip, capacity=100000000)", r"at most 3 MiB per group"),
-        ("cuckoo(ip, fpr=0.1)", r"m\.fpr: .*unknown or repeated"),
-        ("bernoulli(ip)", r"m\.rate: .*bernoulli requires it"),
-        ("bernoulli(ip, rate=2)", r"m\.rate: 2 .*a probability"),
-        ("histogram(ip, lo=0)", r"m\.hi: .*requires it"),
-        ("histogram(ip, lo=3, hi=3)", r"m\.hi: 3\.0 .*above lo=3\.0"),
-        ("reservoir(ip, size=100000000)", r"m\.size: .*from 1 to 65536"),
-        ("equi_depth(ip, accuracy=3)", r"m\.accuracy: 3"),
-        ("haar(ip)", r"order of one signal.*center\.batch"),
+        ("count_min(ip, width=1000)", "measures.m.width"),
+        ("count_min(ip, width=262144, depth=9)", "measures.m"),
+        ("count_min(ip, width=64, epsilon=0.1)", "measures.m.width"),
+        ("count_min(ip, delta=0.1)", "measures.m.epsilon"),
+        ("count_min(ip, epsilon=1e-9)", "measures.m.epsilon"),
+        ("count_min(ip, epsilon=2)", "measures.m.epsilon"),
+        ("top_k(ip, 20, capacity=3)", "measures.m.capacity"),
+        ("top_k(ip, 0)", "measures.m.k"),
+        ("bloom(ip, bits=100)", "measures.m.bits"),
+        ("bloom(ip, capacity=100000000)", "measures.m"),
+        ("cuckoo(ip, fpr=0.1)", "measures.m.fpr"),
+        ("bernoulli(ip)", "measures.m.rate"),
+        ("bernoulli(ip, rate=2)", "measures.m.rate"),
+        ("histogram(ip, lo=0)", "measures.m.hi"),
+        ("histogram(ip, lo=3, hi=3)", "measures.m.hi"),
+        ("reservoir(ip, size=100000000)", "measures.m.size"),
+        ("equi_depth(ip, accuracy=3)", "measures.m.accuracy"),
+        ("haar(ip)", "measures.m"),
     ],
 )
-def test_an_invalid_measure_is_refused_with_its_field(text: str, said: str) -> None:
-    with pytest.raises(InvalidQuery, match=said):
+def test_an_invalid_measure_is_refused_with_its_field(text: str, field: str) -> None:
+    with refused(InvalidQuery, field):
         Measure.parse("m", text)
 
 
@@ -82,12 +83,12 @@ def test_measures_too_large_for_a_frame_are_refused_with_the_size_of_each() -> N
 
     fit(*["count_min(ip)"] * 3)
     fit("kmeans(a, b, c, d, limit=65536)")
-    with pytest.raises(InvalidQuery, match=r"m0 8\.5 MiB"):
+    with refused(InvalidQuery, "measures"):
         fit(f"kmeans({', '.join('abcdefghijklmnop')}, limit=65536)")
     fit(*["bernoulli(ip, rate=0.1)"] * 3)
     too_much = {"1.2": ["count_min(ip)"] * 4, "2.0": ["bloom(ip, bits=16777216)"] * 2, "1.0": ["sample(ip, 65536)"] * 4}
-    for size, texts in too_much.items():
-        with pytest.raises(InvalidQuery, match=rf"m0 {size} MiB, m1 {size} MiB.* at most 3\.9 MiB together"):
+    for texts in too_much.values():
+        with refused(InvalidQuery, "measures"):
             fit(*texts)
 
 
@@ -194,9 +195,8 @@ def test_a_filter_is_an_argument_that_is_null_in_all_other_records(text: str, me
 @pytest.mark.parametrize("text", ["sum(bytes) filter (where 1)", "count() filter (where bytes)"])
 def test_a_filter_is_a_condition(text: str) -> None:
     spec = QuerySpec.from_mapping({"name": "q", "from": "s", "window": {"tumbling": "1m"}, "measures": {"m": text}})
-    with pytest.raises(InvalidQuery) as refused:
+    with refused(InvalidQuery, "measures.m"):
         spec.bind({"bytes": pa.int64()})
-    assert refused.value.field == "measures.m"
 
 
 def test_a_function_of_sampled_records_has_no_filter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,6 +209,5 @@ def test_a_function_of_sampled_records_has_no_filter(monkeypatch: pytest.MonkeyP
 
 def test_a_query_in_a_file_is_refused_like_one_that_is_registered() -> None:
     text = "{name: q, from: s, window: {tumbling: 1m}, measures: {m: count(status >= 500)}}"
-    with pytest.raises(InvalidQuery) as refused:
+    with refused(InvalidQuery, "measures.m"):
         QuerySpec.from_yaml(text)
-    assert refused.value.field == "measures.m"

@@ -14,13 +14,14 @@ import yaml
 from click.testing import CliRunner
 
 from edge.core import Configured, EdgeCore, QueryAccepted, QueryRefused, StreamSpec
+from edgewater.base.errors import InvalidQuery
+from edgewater.base.streams import LIVE
 from edgewater.functions_cli import functions
 from edgewater.model import record_functions
-from edgewater.model.errors import InvalidQuery
 from edgewater.model.query import QuerySpec
 from edgewater.model.record_functions import RecordFunctions
-from edgewater.model.streams import LIVE
 from edgewater.wire import QueryRef
+from tests.refusals import refused
 
 PAGE = (Path(__file__).parents[3] / "docs/how-to/your-own-function.md").read_text()
 FILES = dict(re.findall(r"<!-- file: (\S+) -->\n```python\n(.*?)```", PAGE, re.DOTALL))
@@ -79,9 +80,7 @@ def test_the_command_prints_the_listing_of_the_page(installed: None) -> None:
 def test_without_the_package_center_and_edge_refuse_the_query(installed: None, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = QuerySpec.from_mapping(QUERY)
     monkeypatch.setattr(record_functions, "INSTALLED", RecordFunctions(lambda: []))
-    with pytest.raises(
-        InvalidQuery, match=r"unknown function (lookalike|distance_km): the package .* may not be installed"
-    ):
+    with refused(InvalidQuery, "measures.suspicion"):
         QuerySpec.from_mapping(QUERY)
     (effect,) = EdgeCore({"dns": StreamSpec(COLUMNS, LIVE)}).handle(Configured(((QueryRef("phishing", 1), spec),)))
     assert isinstance(effect, QueryRefused) and "unknown function" in effect.message

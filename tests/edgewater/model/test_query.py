@@ -10,11 +10,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewater.model.errors import InvalidQuery
+from edgewater.base.errors import InvalidQuery
+from edgewater.base.streams import MIN_TIME_MS
 from edgewater.model.measure import Measure
 from edgewater.model.query import CombinedBudget, ErrorBudget, QuerySpec, StalenessBudget
-from edgewater.model.streams import MIN_TIME_MS
 from edgewater.model.windows import SlidingWindow
+from tests.refusals import refused
 
 COLUMNS = {"carrier": pa.string(), "bytes": pa.int64(), "delay": pa.float64(), "ok": pa.bool_()}
 
@@ -29,11 +30,12 @@ def spec(**changes: Any) -> QuerySpec:
     return QuerySpec.from_mapping(mapping(**changes))
 
 
-def refused(field: str, reason: str, **changes: Any) -> None:
-    with pytest.raises(InvalidQuery, match=reason) as caught:
+def refuses(field: str, **changes: Any) -> InvalidQuery:
+    """Returns the error of a query with these changes, which names the field and says what would be right."""
+    with pytest.raises(InvalidQuery) as caught:
         spec(**changes)
-    assert caught.value.field == field
-    assert caught.value.accepted, "says what would be right"
+    assert caught.value.field == field and caught.value.accepted
+    return caught.value
 
 
 YAML = """
@@ -95,9 +97,8 @@ def test_the_type_of_a_computed_key_is_that_of_its_expression() -> None:
         ("NULL", "group_by.0"),
         ("lower(none)", "group_by.0"),
     ):
-        with pytest.raises(InvalidQuery) as caught:
+        with refused(InvalidQuery, field):
             spec(group_by=[{"x": expression}]).bind(COLUMNS)
-        assert caught.value.field == field
 
 
 def test_a_query_is_read_from_yaml() -> None:
@@ -167,126 +168,125 @@ def test_any_spec_is_read_back_from_its_mapping(
 
 @pytest.mark.parametrize("name", ["", "Q", "1q", "q-1", "a" * 64, "ä", None, 5, ["q"]])
 def test_names_are_identifiers(name: Any) -> None:
-    refused("name", "lower-case letters, digits and _", name=name)
-    refused("from", "lower-case letters", from_=name)
+    refuses("name", name=name)
+    refuses("from", from_=name)
     if isinstance(name, str):
-        refused(f"measures.{name}", "invalid name of a measure", measures={name: "count()"})
+        refuses(f"measures.{name}", measures={name: "count()"})
 
 
 @pytest.mark.parametrize("key", ["name", "from", "measures", "window"])
 def test_missing_keys_are_named(key: str) -> None:
-    refused(key, "missing key", **{f"{key}_": ...})
+    refuses(key, **{f"{key}_": ...})
 
 
 def test_unknown_keys_and_other_shapes_are_refused() -> None:
-    refused("groupby", "unknown key, .*; expected one of the keys name, from", groupby=["a"])
+    refuses("groupby", groupby=["a"])
     for given_ in (None, [], "text", 5):
-        with pytest.raises(InvalidQuery, match="a mapping with the keys name, from"):
+        with refused(InvalidQuery, ""):
             QuerySpec.from_mapping(given_)
-    with pytest.raises(InvalidQuery, match="YAML"):
+    with refused(InvalidQuery, ""):
         QuerySpec.from_yaml("name: [unclosed")
-    with pytest.raises(InvalidQuery, match="a mapping"):
+    with refused(InvalidQuery, ""):
         QuerySpec.from_yaml("")
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    "text",
     [
-        ("[" * 5_000, "nested too deeply"),
-        ("lateness: 2013-02-30", "day is out of range"),
-        ("name: a\nname: b", "duplicate key name"),
-        ("measures: {n: count(), n: sum(x)}", "duplicate key n"),
-        ("? [a]\n: b", "a key is no plain text"),
-        ("seed: " + "9" * 5_000, "Exceeds the limit"),
-        ("seed: !!int ''", "does not fit its tag"),
-        ("name: !!timestamp soon", "does not fit its tag"),
+        "[" * 5_000,
+        "lateness: 2013-02-30",
+        "name: a\nname: b",
+        "measures: {n: count(), n: sum(x)}",
+        "? [a]\n: b",
+        "seed: " + "9" * 5_000,
+        "seed: !!int ''",
+        "name: !!timestamp soon",
     ],
 )
-def test_invalid_yaml_and_duplicate_keys_are_refused(text: str, reason: str) -> None:
-    with pytest.raises(InvalidQuery, match=f"{reason}.*expected YAML"):
+def test_invalid_yaml_and_duplicate_keys_are_refused(text: str) -> None:
+    with refused(InvalidQuery, ""):
         QuerySpec.from_yaml(text)
 
 
 def test_text_and_numbers_that_cannot_be_serialised_are_refused() -> None:
-    surrogate = "unpaired surrogate"
-    refused("where", surrogate, where="carrier = '\ud800'")
-    refused("name", surrogate, name="\ud800")
-    refused("budget.error", surrogate, budget={"error": {"\ud800": 5}})
-    refused("edges.1", surrogate, edges=["jfk", "\udfff"])
-    refused("seed", "a number of 16610 bits.*fewer digits", seed=10**5_000)
+    refuses("where", where="carrier = '\ud800'")
+    refuses("name", name="\ud800")
+    refuses("budget.error", budget={"error": {"\ud800": 5}})
+    refuses("edges.1", edges=["jfk", "\udfff"])
+    refuses("seed", seed=10**5_000)
     recursive: dict[str, Any] = mapping()
     recursive["edges"] = [recursive]
-    with pytest.raises(InvalidQuery, match="a list of the ids of the expected edges"):
+    with refused(InvalidQuery, "edges"):
         QuerySpec.from_mapping(recursive)
 
 
 @pytest.mark.parametrize(
-    ("field", "changes", "reason"),
+    ("field", "changes"),
     [
-        ("measures", {"measures": {}}, "at least one measure"),
-        ("cache.eager", {"cache": {"eager": 10**400}}, "a probability"),
-        ("measures.h.hi", {"measures": {"h": "histogram(x, lo=0, hi=" + "9" * 400 + ")"}}, "a finite number"),
-        ("budget.error.n", {"budget": {"error": {"n": 10**400}}}, "too large"),
-        ("budget.error.n", {"budget": {"error": {"n": "9" * 400}}}, "too large"),
-        ("measures", {"measures": ["count()"]}, "at least one measure"),
-        ("measures", {"measures": {f"m{i}": "count()" for i in range(33)}}, "at most 32"),
-        ("where", {"where": 5}, "a SQL condition"),
-        ("where", {"where": "status <"}, "a SQL expression"),
-        ("lateness", {"lateness": 5}, "a duration needs a unit"),
-        ("lateness", {"lateness": "-5s"}, "at least 0 ms"),
-        ("edges", {"edges": []}, "a list of the ids of the expected edges"),
-        ("edges", {"edges": "jfk"}, "a list of the ids of the expected edges"),
-        ("edges", {"edges": ["jfk", 5]}, "a list of the ids of the expected edges"),
-        ("group_by.0", {"group_by": 5}, "an expression such as"),
-        ("group_by.1", {"group_by": ["a", ""]}, "an expression such as"),
-        ("group_by.1", {"group_by": ["a", "a"]}, "each name once"),
-        ("group_by.1", {"group_by": ["a", {"a": "lower(b)"}]}, "each name once"),
-        ("group_by.0", {"group_by": [{"A": "lower(b)"}]}, "lower-case"),
-        ("group_by.0.a", {"group_by": [{"a": 5}]}, "an expression"),
-        ("group_by.0", {"group_by": [{"a": "b", "c": "d"}]}, "an expression such as"),
-        ("group_by.0.a", {"group_by": [{"a": "lower("}]}, "operand"),
-        ("group_by.0", {"group_by": ["nothing(a)"]}, "unknown function"),
-        ("group_by.0", {"group_by": ["lower(a) || '" + 70 * "x" + "'"]}, "a name for the expression"),
-        ("measures.a", {"group_by": [{"a": "lower(b)"}], "measures": {"a": "count()"}}, "a column of group_by"),
-        ("group_by", {"group_by": [f"c{i}" for i in range(17)]}, "at most 16 columns"),
-        ("window.count", {"window": {"count": 1000}}, "no common order.*center.batch.build"),
-        ("budget", {"budget": {}}, "or several of them"),
-        ("budget.staleness", {"budget": {"staleness": "0s", "error": {"n": 1}}}, "at least 1 ms"),
-        ("budget.error", {"budget": {"staleness": "2s", "error": {}}}, "an amount per measure"),
-        ("budget.error.m", {"budget": {"staleness": "2s", "error": {"m": 1}}}, "unknown measure"),
-        ("budget.error.n", {"budget": {"staleness": "2s", "error": {"n": 1}}, "accuracy": {"error": "5%"}},
-         "a percentage of at most 5.0%, which is accuracy.error"),
-        ("budget", {"budget": "2s"}, "a mapping"),
-        ("budget.megabytes", {"budget": {"megabytes": 5}}, "unknown key"),
-        ("budget.bytes", {"budget": {"bytes": 5}}, "50MB per day"),
-        ("budget.bytes.per", {"budget": {"bytes": "50MB"}}, "hour or day"),
-        ("budget.bytes.per", {"budget": {"bytes": "50MB per week"}}, "hour or day"),
-        ("budget.bytes.amount", {"budget": {"bytes": "much per day"}}, "size"),
-        ("budget.bytes.over", {"budget": {"bytes": {"amount": "1MB", "per": "day", "over": "us"}}}, "all edges"),
-        ("budget.bytes.over", {"budget": {"bytes": {"amount": "1MB", "per": "day", "over": "all"}}}, "its `edges`"),
-        ("budget.bytes", {"budget": {"bytes": "1KB per day"}, "window": {"tumbling": "1m"}}, r"at least \d+B per day"),
-        ("budget.bytes", {"budget": {"bytes": "1MB per day"}, "window": {"session": "1m"}}, "session"),
-        ("budget.bytes", {"budget": {"bytes": "1MB per day"}, "accuracy": {"error": "5%"}}, "accuracy"),
-        ("budget.staleness", {"budget": {"staleness": "0s"}}, "at least 1 ms"),
-        ("budget.staleness", {"budget": {"staleness": 2}}, "needs a unit"),
-        ("budget.error", {"budget": {"error": 5}}, "an amount per measure"),
-        ("budget.error", {"budget": {"error": {}}}, "an amount per measure"),
-        ("budget.error.x", {"budget": {"error": {"x": 5}}}, "one of the measures n"),
-        ("budget.error.n", {"budget": {"error": {"n": "-5%"}}}, "a percentage from 0% to below 100%"),
-        ("budget.error.n", {"budget": {"error": {"n": -1}}}, "an amount in the measure's own unit"),
-        ("budget.error.n", {"budget": {"error": {"n": -1.5}}}, "at least 0"),
-        ("budget.error.n", {"budget": {"error": {"n": float("nan")}}}, "at least 0"),
-        ("budget.error.n", {"budget": {"error": {"n": float("inf")}}}, "at least 0"),
-        ("budget.error.n", {"budget": {"error": {"n": True}}}, "an amount in the measure's own unit"),
-        ("budget.error.n", {"budget": {"error": {"n": None}}}, "an amount in the measure's own unit"),
-        ("measures.group", {"measures": {"group": "count()"}}, "the key of the group in an answer"),
-        ("measures.carrier", {"measures": {"carrier": "count()"}, "group_by": ["carrier"]}, "a column of group_by"),
-        ("measures.a_lower", {"measures": {"a": "count()", "a_lower": "count()"}}, "a column of the measure a"),
-        ("measures.a", {"measures": {"a_upper": "count()", "a": "count()"}}, "a column of the measure a_upper"),
+        ("measures", {"measures": {}}),
+        ("cache.eager", {"cache": {"eager": 10**400}}),
+        ("measures.h.hi", {"measures": {"h": "histogram(x, lo=0, hi=" + "9" * 400 + ")"}}),
+        ("budget.error.n", {"budget": {"error": {"n": 10**400}}}),
+        ("budget.error.n", {"budget": {"error": {"n": "9" * 400}}}),
+        ("measures", {"measures": ["count()"]}),
+        ("measures", {"measures": {f"m{i}": "count()" for i in range(33)}}),
+        ("where", {"where": 5}),
+        ("where", {"where": "status <"}),
+        ("lateness", {"lateness": 5}),
+        ("lateness", {"lateness": "-5s"}),
+        ("edges", {"edges": []}),
+        ("edges", {"edges": "jfk"}),
+        ("edges", {"edges": ["jfk", 5]}),
+        ("group_by.0", {"group_by": 5}),
+        ("group_by.1", {"group_by": ["a", ""]}),
+        ("group_by.1", {"group_by": ["a", "a"]}),
+        ("group_by.1", {"group_by": ["a", {"a": "lower(b)"}]}),
+        ("group_by.0", {"group_by": [{"A": "lower(b)"}]}),
+        ("group_by.0.a", {"group_by": [{"a": 5}]}),
+        ("group_by.0", {"group_by": [{"a": "b", "c": "d"}]}),
+        ("group_by.0.a", {"group_by": [{"a": "lower("}]}),
+        ("group_by.0", {"group_by": ["nothing(a)"]}),
+        ("group_by.0", {"group_by": ["lower(a) || '" + 70 * "x" + "'"]}),
+        ("measures.a", {"group_by": [{"a": "lower(b)"}], "measures": {"a": "count()"}}),
+        ("group_by", {"group_by": [f"c{i}" for i in range(17)]}),
+        ("window.count", {"window": {"count": 1000}}),
+        ("budget", {"budget": {}}),
+        ("budget.staleness", {"budget": {"staleness": "0s", "error": {"n": 1}}}),
+        ("budget.error", {"budget": {"staleness": "2s", "error": {}}}),
+        ("budget.error.m", {"budget": {"staleness": "2s", "error": {"m": 1}}}),
+        ("budget.error.n", {"budget": {"staleness": "2s", "error": {"n": 1}}, "accuracy": {"error": "5%"}}),
+        ("budget", {"budget": "2s"}),
+        ("budget.megabytes", {"budget": {"megabytes": 5}}),
+        ("budget.bytes", {"budget": {"bytes": 5}}),
+        ("budget.bytes.per", {"budget": {"bytes": "50MB"}}),
+        ("budget.bytes.per", {"budget": {"bytes": "50MB per week"}}),
+        ("budget.bytes.per", {"budget": {"bytes": {"amount": "50MB", "per": ["day"]}}}),
+        ("budget.bytes.amount", {"budget": {"bytes": "much per day"}}),
+        ("budget.bytes.over", {"budget": {"bytes": {"amount": "1MB", "per": "day", "over": "us"}}}),
+        ("budget.bytes.over", {"budget": {"bytes": {"amount": "1MB", "per": "day", "over": "all"}}}),
+        ("budget.bytes", {"budget": {"bytes": "1KB per day"}, "window": {"tumbling": "1m"}}),
+        ("budget.bytes", {"budget": {"bytes": "1MB per day"}, "window": {"session": "1m"}}),
+        ("budget.bytes", {"budget": {"bytes": "1MB per day"}, "accuracy": {"error": "5%"}}),
+        ("budget.staleness", {"budget": {"staleness": "0s"}}),
+        ("budget.staleness", {"budget": {"staleness": 2}}),
+        ("budget.error", {"budget": {"error": 5}}),
+        ("budget.error", {"budget": {"error": {}}}),
+        ("budget.error.x", {"budget": {"error": {"x": 5}}}),
+        ("budget.error.n", {"budget": {"error": {"n": "-5%"}}}),
+        ("budget.error.n", {"budget": {"error": {"n": -1}}}),
+        ("budget.error.n", {"budget": {"error": {"n": -1.5}}}),
+        ("budget.error.n", {"budget": {"error": {"n": float("nan")}}}),
+        ("budget.error.n", {"budget": {"error": {"n": float("inf")}}}),
+        ("budget.error.n", {"budget": {"error": {"n": True}}}),
+        ("budget.error.n", {"budget": {"error": {"n": None}}}),
+        ("measures.group", {"measures": {"group": "count()"}}),
+        ("measures.carrier", {"measures": {"carrier": "count()"}, "group_by": ["carrier"]}),
+        ("measures.a_lower", {"measures": {"a": "count()", "a_lower": "count()"}}),
+        ("measures.a", {"measures": {"a_upper": "count()", "a": "count()"}}),
     ],
 )  # fmt: skip
-def test_a_bad_field_is_named_with_what_is_accepted(field: str, changes: dict[str, Any], reason: str) -> None:
-    refused(field, reason, **changes)
+def test_a_bad_field_is_named_with_what_is_accepted(field: str, changes: dict[str, Any]) -> None:
+    refuses(field, **changes)
 
 
 def test_budgets_are_read_in_the_measures_unit() -> None:
@@ -348,42 +348,42 @@ def test_measures_have_a_canonical_text(text: str, canonical: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    "text",
     [
-        (5, "functions: .*count, .*distinct, .*kll, .*max"),
-        (None, "such as sum"),
-        ("", "No expression"),
-        ("bytes", "a function of an expression"),
-        ("sum", "a function of an expression"),
-        ("sum()", "sum"),
-        ("mean()", "an argument is missing"),
-        ("distinct()", "an argument is missing"),
-        ("median(bytes)", "unknown function median.*functions: .*count"),
-        ("sum(a) + 1", "a function of an expression"),
-        ("a AND b", "a function of an expression"),
-        ("CASE WHEN a THEN 1 END", "a function of an expression"),
-        ("CASE WHEN (a) THEN 1 END", "a function of an expression"),
-        ("CAST(a AS BIGINT)", "unknown function cast"),
-        ("sum(a) OVER ()", "a function of an expression"),
-        ("sum(a", "a SQL expression"),
-        ("min(a, b)", "parameters that are literals"),
-        ("count(a, 3)", "too many parameters"),
-        ("distinct(a, precision=b)", "parameters that are literals"),
-        ("distinct(a, precision=3)", "a whole number from 4 to 18"),
-        ("distinct(a, width=3)", "unknown or repeated parameter"),
-        ("distinct(a, 12, precision=12)", "unknown or repeated parameter"),
-        ("distinct(a, precision=12, precision=13)", "a parameter is given twice"),
-        ("quantiles(a, accuracy=0)", "a relative accuracy"),
-        ("quantiles(a, accuracy='1%')", "a relative accuracy"),
-        ("sum(DISTINCT a)", "DISTINCT is supported in count only"),
-        ("quantiles(DISTINCT a)", "DISTINCT is supported in count only"),
-        ("quantile(a, 99)", "a rank from 0 to 1"),
-        ("quantile(a, delay)", "parameters that are literals"),
-        ("mean(a, b=1)", "mean with no parameters"),
+        5,
+        None,
+        "",
+        "bytes",
+        "sum",
+        "sum()",
+        "mean()",
+        "distinct()",
+        "median(bytes)",
+        "sum(a) + 1",
+        "a AND b",
+        "CASE WHEN a THEN 1 END",
+        "CASE WHEN (a) THEN 1 END",
+        "CAST(a AS BIGINT)",
+        "sum(a) OVER ()",
+        "sum(a",
+        "min(a, b)",
+        "count(a, 3)",
+        "distinct(a, precision=b)",
+        "distinct(a, precision=3)",
+        "distinct(a, width=3)",
+        "distinct(a, 12, precision=12)",
+        "distinct(a, precision=12, precision=13)",
+        "quantiles(a, accuracy=0)",
+        "quantiles(a, accuracy='1%')",
+        "sum(DISTINCT a)",
+        "quantiles(DISTINCT a)",
+        "quantile(a, 99)",
+        "quantile(a, delay)",
+        "mean(a, b=1)",
     ],
 )
-def test_a_bad_measure_is_refused_with_what_is_accepted(text: Any, reason: str) -> None:
-    with pytest.raises(InvalidQuery, match=reason) as caught:
+def test_a_bad_measure_is_refused_with_what_is_accepted(text: Any) -> None:
+    with pytest.raises(InvalidQuery) as caught:
         Measure.parse("m", text)
     assert caught.value.field.startswith("measures.m") and caught.value.accepted
 
@@ -417,24 +417,23 @@ def test_event_time_is_a_column_of_every_stream() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "changes", "reason"),
+    ("field", "changes"),
     [
-        ("group_by.1", {"group_by": ["carrier", "url"]}, "unknown column; expected one of the columns carrier, bytes"),
-        ("where", {"where": "url = 'x'"}, "unknown column"),
-        ("where", {"where": "bytes + 1"}, "a boolean expression"),
-        ("where", {"where": "carrier > 5"}, "int64 and string"),
-        ("measures.s", {"measures": {"s": "sum(carrier)"}}, "sum does not take this type; .*int64 or float64"),
-        ("measures.s", {"measures": {"s": "sum(ok)"}}, "'bool'"),
-        ("measures.q", {"measures": {"q": "quantiles(carrier)"}}, "quantiles does not take this type"),
-        ("measures.m", {"measures": {"m": "max(url)"}}, "unknown column"),
-        ("measures.m", {"measures": {"m": "mean(NULL)"}}, "'null'"),
+        ("group_by.1", {"group_by": ["carrier", "url"]}),
+        ("where", {"where": "url = 'x'"}),
+        ("where", {"where": "bytes + 1"}),
+        ("where", {"where": "carrier > 5"}),
+        ("measures.s", {"measures": {"s": "sum(carrier)"}}),
+        ("measures.s", {"measures": {"s": "sum(ok)"}}),
+        ("measures.q", {"measures": {"q": "quantiles(carrier)"}}),
+        ("measures.m", {"measures": {"m": "max(url)"}}),
+        ("measures.m", {"measures": {"m": "mean(NULL)"}}),
     ],
 )
-def test_a_query_that_does_not_fit_the_stream_is_refused(field: str, changes: dict[str, Any], reason: str) -> None:
+def test_a_query_that_does_not_fit_the_stream_is_refused(field: str, changes: dict[str, Any]) -> None:
     query = spec(**changes)
-    with pytest.raises(InvalidQuery, match=reason) as caught:
+    with refused(InvalidQuery, field):
         query.bind(COLUMNS)
-    assert caught.value.field == field
 
 
 def test_count_and_distinct_accept_every_type() -> None:
@@ -476,35 +475,33 @@ def test_since_may_be_written_without_quotes_in_yaml() -> None:
     text = "name: q\nfrom: s\nmeasures: {n: count()}\nwindow: {tumbling: 1h}\nsince: 2013-01-01T01:00:00+01:00\n"
     assert QuerySpec.from_yaml(text).since_ms == 1_356_998_400_000
     assert QuerySpec.from_yaml(text.replace("T01:00:00+01:00", "T00:00:00Z")).since_ms == 1_356_998_400_000
-    with pytest.raises(InvalidQuery, match=r"since: '2013-01-01' is not accepted; expected beginning, or RFC 3339"):
+    with refused(InvalidQuery, "since"):
         QuerySpec.from_yaml(text.replace("T01:00:00+01:00", ""))
 
 
 @pytest.mark.parametrize("value", ["2h", "yesterday", "2013-01-01", "2013-01-01T00:00:00", "", True, 1.5, [], 10**18])
 def test_another_since_is_refused(value: Any) -> None:
-    refused("since", "expected beginning, or RFC 3339 with an offset", since=value)
+    refuses("since", since=value)
 
 
 def test_since_is_refused_where_it_could_not_be_right() -> None:
     accuracy = {"error": "5%", "confidence": "95%"}
-    refused("since", "the times at which records arrived", since="beginning", accuracy=accuracy)
+    refuses("since", since="beginning", accuracy=accuracy)
 
 
 ACCURATE = {"measures": {"total": "sum(bytes)", "n": "count()"}, "accuracy": {"error": "5%", "measure": "total"}}
 
 
 @pytest.mark.parametrize(
-    ("limits", "field", "accepted"),
+    ("limits", "field"),
     [
-        ({"total": "6%"}, "budget.error.total", "a percentage of at most 5.0%, which is accuracy.error"),
-        ({"total": 100}, "budget.error.total", "a percentage of at most 5.0%"),
-        ({"n": "1%"}, "budget.error.total", "a percentage of at most 5.0%"),
+        ({"total": "6%"}, "budget.error.total"),
+        ({"total": 100}, "budget.error.total"),
+        ({"n": "1%"}, "budget.error.total"),
     ],
 )
-def test_an_error_budget_that_would_not_keep_the_accuracy_is_refused(
-    limits: dict[str, Any], field: str, accepted: str
-) -> None:
-    refused(field, accepted, **ACCURATE, budget={"error": limits})
+def test_an_error_budget_that_would_not_keep_the_accuracy_is_refused(limits: dict[str, Any], field: str) -> None:
+    refuses(field, **ACCURATE, budget={"error": limits})
 
 
 @pytest.mark.parametrize("measure", ["mean(bytes)", "exact_quantile(bytes, 0.5)"])
@@ -512,7 +509,7 @@ def test_an_error_budget_beside_an_accuracy_about_a_value_that_records_move_with
     measure: str,
 ) -> None:
     parts = {"measures": {"v": measure}, "accuracy": {"error": "5%"}, "budget": {"error": {"v": "1%"}}}
-    refused("budget.error", "no error budget, or an accuracy about another measure than v", **parts)
+    refuses("budget.error", **parts)
 
 
 @pytest.mark.parametrize("staleness", [{}, {"staleness": "2s"}])
@@ -551,7 +548,7 @@ def test_an_error_budget_beside_an_accuracy_lets_edges_withhold_and_saves_no_ear
 def test_a_misspelt_word_is_refused_with_the_word_that_was_meant(
     changes: dict[str, Any], field: str, meant: str
 ) -> None:
-    refused(field, rf"did you mean {meant}\b", **changes)
+    assert f"did you mean {meant}" in str(refuses(field, **changes))
 
 
 @pytest.mark.parametrize(
@@ -565,9 +562,9 @@ def test_a_misspelt_word_is_refused_with_the_word_that_was_meant(
 def test_a_misspelt_column_is_refused_with_the_column_that_was_meant(
     changes: dict[str, Any], field: str, meant: str
 ) -> None:
-    with pytest.raises(InvalidQuery, match=f"did you mean {meant}") as caught:
+    with pytest.raises(InvalidQuery) as caught:
         spec(**changes).bind(COLUMNS)
-    assert caught.value.field == field
+    assert caught.value.field == field and f"did you mean {meant}?" in caught.value.reason
 
 
 @pytest.mark.parametrize(
@@ -604,7 +601,7 @@ def test_a_priority_is_a_weight_from_1_to_100() -> None:
     urgent = spec(priority=100)
     assert urgent.priority == 100 and QuerySpec.from_mapping(urgent.to_mapping()) == urgent
     for value in (0, 101, 1.5, "high", True):
-        refused("priority", "an integer from 1 to 100; without it 10", priority=value)
+        refuses("priority", priority=value)
 
 
 def test_a_byte_budget_is_written_as_it_was_read() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewater.model.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.base.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.model.window_range import ALL_WINDOWS, WindowRange, next_border
 from edgewater.model.windows import SessionWindow, SlicedWindow, SlidingWindow, TumblingWindow
 from tests.examples import examples

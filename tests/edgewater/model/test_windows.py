@@ -12,9 +12,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from edgewater.model.errors import InvalidQuery
+from edgewater.base.errors import InvalidQuery
+from edgewater.model.calendar_units import CALENDAR_UNITS
 from edgewater.model.windows import (
-    CALENDAR_UNITS,
     MAX_COUNT,
     MAX_SLICES_PER_WINDOW,
     CalendarWindow,
@@ -24,6 +24,7 @@ from edgewater.model.windows import (
     TumblingWindow,
     Window,
 )
+from tests.refusals import refused
 
 TIMES = st.integers(-(1 << 50), 1 << 50)
 
@@ -107,45 +108,44 @@ def test_every_documented_form_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given_", "field", "reason"),
+    ("given_", "field"),
     [
-        (None, "window", "tumbling: 60s"),
-        ("60s", "window", "tumbling: 60s"),
-        ({}, "window", "tumbling: 60s"),
-        ({"hopping": "5s"}, "window", "hopping is no window"),
-        ({"tumbling": "5s", "sliding": "5s"}, "window", "exactly one kind"),
-        ({"session": "30s", "offset": "1s"}, "window.offset", "unknown key of a session window"),
-        ({"session": "0s"}, "window.session", "at least 1 ms"),
-        ({"session": 30}, "window.session", "a duration needs a unit"),
-        ({"session": "30s", "max": "29s"}, "window.max", "from the gap, 30s, to 10000 gaps"),
-        ({"session": "1s", "max": "3h"}, "window.max", "limits the length of a session"),
-        ({"count": 0}, "window.count", f"from 1 to {MAX_COUNT}"),
-        ({"count": True}, "window.count", "a whole number of records"),
-        ({"count": "1000"}, "window.count", "a whole number of records"),
-        ({"count": 10, "max": "1s"}, "window.max", "unknown key of a count window"),
-        ({"tumbling": "5s", "every": "5s"}, "window.every", "unknown key of a tumbling window"),
-        ({"tumbling": "5s", "ofset": "5s"}, "window.ofset", "unknown key"),
-        ({"tumbling": 5}, "window.tumbling", "a duration needs a unit"),
-        ({"tumbling": "0s"}, "window.tumbling", "at least 1 ms"),
-        ({"tumbling": "-5s"}, "window.tumbling", "at least 1 ms"),
-        ({"sliding": "5s"}, "window.every", "missing key of a sliding window"),
-        ({"sliding": "5s", "every": "0s"}, "window.every", "at least 1 ms"),
-        ({"sliding": "5s", "every": "6s"}, "window.every", "at most the window's size, 5s"),
-        ({"sliding": "1d", "every": "1001ms"}, "window.every", "this step gives 86400000 slices"),
+        (None, "window"),
+        ("60s", "window"),
+        ({}, "window"),
+        ({"hopping": "5s"}, "window"),
+        ({"tumbling": "5s", "sliding": "5s"}, "window"),
+        ({"session": "30s", "offset": "1s"}, "window.offset"),
+        ({"session": "0s"}, "window.session"),
+        ({"session": 30}, "window.session"),
+        ({"session": "30s", "max": "29s"}, "window.max"),
+        ({"session": "1s", "max": "3h"}, "window.max"),
+        ({"count": 0}, "window.count"),
+        ({"count": True}, "window.count"),
+        ({"count": "1000"}, "window.count"),
+        ({"count": 10, "max": "1s"}, "window.max"),
+        ({"tumbling": "5s", "every": "5s"}, "window.every"),
+        ({"tumbling": "5s", "ofset": "5s"}, "window.ofset"),
+        ({"tumbling": 5}, "window.tumbling"),
+        ({"tumbling": "0s"}, "window.tumbling"),
+        ({"tumbling": "-5s"}, "window.tumbling"),
+        ({"sliding": "5s"}, "window.every"),
+        ({"sliding": "5s", "every": "0s"}, "window.every"),
+        ({"sliding": "5s", "every": "6s"}, "window.every"),
+        ({"sliding": "1d", "every": "1001ms"}, "window.every"),
     ],
 )
-def test_a_bad_window_names_the_field_and_what_is_accepted(given_: Any, field: str, reason: str) -> None:
-    with pytest.raises(InvalidQuery, match=reason) as caught:
+def test_a_bad_window_names_the_field_and_what_is_accepted(given_: Any, field: str) -> None:
+    with refused(InvalidQuery, field):
         Window.from_mapping(given_)
-    assert caught.value.field == field
 
 
 def test_sizes_and_steps_are_positive_and_slices_bounded() -> None:
     for size, every in ((0, 1), (1, 0), (-5, 5)):
-        with pytest.raises(InvalidQuery, match="positive"):
+        with refused(InvalidQuery, "window"):
             SlidingWindow(size, every)
     assert SlidingWindow(MAX_SLICES_PER_WINDOW, 1).slices_per_window == MAX_SLICES_PER_WINDOW
-    with pytest.raises(InvalidQuery, match=f"at most {MAX_SLICES_PER_WINDOW} slices"):
+    with refused(InvalidQuery, "window.every"):
         SlidingWindow(MAX_SLICES_PER_WINDOW + 1, 1)
 
 
@@ -194,9 +194,9 @@ def test_windows_survive_pickling_and_are_hashable() -> None:
 
 def test_constructors_refuse_values_of_other_types() -> None:
     for bad in ("soon", True, 1.5, None):
-        with pytest.raises(InvalidQuery, match=r"window\.size.*a duration such as"):
+        with refused(InvalidQuery, "window.size"):
             TumblingWindow(bad)  # type: ignore[arg-type]
-    with pytest.raises(InvalidQuery, match=r"window\.session"):
+    with refused(InvalidQuery, "window.session"):
         SessionWindow(-5)
 
 
@@ -289,6 +289,5 @@ def test_the_canonical_form_of_calendar_windows_and_negative_offsets(
     ],
 )
 def test_what_is_no_calendar_window_is_refused_by_field(mapping: dict[str, object], field: str) -> None:
-    with pytest.raises(InvalidQuery) as caught:
+    with refused(InvalidQuery, field):
         Window.from_mapping(mapping)
-    assert caught.value.field == field

@@ -9,10 +9,11 @@ from pydantic import SecretStr
 from starlette.requests import Request
 
 from center.ingest.authentication import Presented
-from edge.sources.http import BearerTokens
-from edgewater.model.errors import InvalidConfig
+from edge.sources.receiving import BearerTokens
+from edgewater.base.errors import InvalidConfig
 from edgewater.runtime.bearer import bearer_token, token_digest
 from edgewater.runtime.configuration import Secret, Section, validate
+from tests.refusals import refused
 
 READ = {
     "Bearer abc": "abc",
@@ -63,7 +64,7 @@ def test_a_renewed_file_changes_who_may_push_and_an_unreadable_one_does_not(tmp_
     assert pushes(tokens, "renewed") and not pushes(tokens, "old")
 
 
-@pytest.mark.parametrize(("path", "expected"), [("/run/${EDGE}", "variable EDGE to be set"), ("/run/$", "dollar sign")])
-def test_a_path_with_a_variable_that_is_not_set_is_refused(path: str, expected: str) -> None:
-    with pytest.raises(InvalidConfig, match=expected):
+@pytest.mark.parametrize("path", ["/run/${EDGE}", "/run/$"])
+def test_a_path_with_a_variable_that_is_not_set_is_refused(path: str) -> None:
+    with refused(InvalidConfig, "token"):
         validate(Tokens, {"token": {"file": path}}, {"environ": {}})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
 import os
@@ -20,10 +19,10 @@ import pytest
 from center.config import CenterConfig
 from center.sinks import read_definition
 from edge.config import parse_config
-from edgewater.client import AsyncCenter, Center, connection
+from edgewater.base.errors import EdgewaterError, InvalidConfig
+from edgewater.client import Center, connection
 from edgewater.client.connection import Connection
 from edgewater.client.requests import Unreachable
-from edgewater.model.errors import EdgewaterError, InvalidConfig
 from edgewater.runtime.configuration import read_secret
 from edgewater.runtime.http_exchange import MOST_REPLY_BYTES, ExchangeFailed, post
 from edgewater.runtime.secret_files import MOST_BYTES, read_secret_file
@@ -90,7 +89,7 @@ def test_the_client_refuses_it_too(tmp_path: Path, bad: str, monkeypatch: pytest
     monkeypatch.delenv("EDGEWATER_TOKEN", raising=False)
     monkeypatch.setenv("EDGEWATER_TOKEN_FILE", str(BAD[bad](tmp_path / "secret")))
     with pytest.raises(InvalidConfig) as refused:
-        Connection(None, None, None, 1.0).open(httpx.Client, lambda response: None)
+        Connection(None, None, None, 1.0).open()
     assert "top-secret" not in str(refused.value)
 
 
@@ -202,8 +201,7 @@ def test_a_refused_connection_is_named() -> None:
     assert "127.0.0.1" in str(failed.value) and "refused" in str(failed.value)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_reply_without_an_end_is_an_error(asynchronous: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reply_without_an_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def endless(handler: Any) -> None:
         handler.request.recv(65_536)
         handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n")
@@ -211,16 +209,9 @@ def test_a_reply_without_an_end_is_an_error(asynchronous: bool, monkeypatch: pyt
             while True:
                 handler.request.send(b" " * 65_536)
 
-    async def ask(url: str) -> None:
-        async with AsyncCenter(url) as center:
-            await center.edges()
-
     monkeypatch.setattr(connection, "MAX_REPLY_BYTES", 1 << 20)
     with serving(endless) as url, pytest.raises(Unreachable):
-        if asynchronous:
-            asyncio.run(ask(url))
-        else:
-            Center(url).edges()
+        Center(url).edges()
 
 
 def test_messages_of_the_client_show_no_password_of_its_url() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from edgewater.model.errors import StorageError
+from edgewater.base.errors import StorageError
 from edgewater.runtime.tasks import Tasks
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -29,7 +29,6 @@ OWN = {
     "center/ingest/edge_session.py": {"run"},  # awaited by one session
     "center/api/lanes.py": {"run"},  # of one request
     "center/api/live_feed.py": {"read", "_run"},  # all that wait for a read get its exception
-    "center/api/evaluate_stream.py": {"__call__"},  # of one request
     "center/sinks/alert_delivery.py": {"_in_thread"},  # the attempt has the exception
     "center/ops/supervisor.py": {"run", "stop_with_supervisor"},  # awaited; its end stops the process
     "center/ops/prepare.py": {"_run_until_ready"},  # a tool that ends
@@ -38,7 +37,7 @@ OWN = {
 connection or source.
 """
 SUPERVISED = {
-    "center/ingest/gateway.py": {"group-commit", "status-writer", "hellos", "poll", "credentials"},
+    "center/ingest/gateway.py": {"group-commit", "status-writer", "hellos", "poll", "credentials", "links"},
     "center/api/app.py": {"newest-answers", "credentials"},
     "center/api/server.py": {"certificate"},
     "center/sinks/process.py": {"sinks", "sink-*"},

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewater.model.errors import InvalidConfig
+from edgewater.base.errors import InvalidConfig
 from edgewater.scheduling import IngestionHistory
 from sim.scheduling.workload import DELAYS, draw_delays
+from tests.refusals import refused
 
 
 def history_of(delays: list[float], confidence: float = 0.95) -> IngestionHistory:
@@ -63,5 +64,5 @@ def test_any_history_expects_nothing_in_the_past(delays: list[float], elapsed_ms
 
 @pytest.mark.parametrize("confidence", [0.0, 1.0, math.nan, -1.0])
 def test_a_confidence_is_a_share(confidence: float) -> None:
-    with pytest.raises(InvalidConfig, match="confidence"):
+    with refused(InvalidConfig, "confidence"):
         IngestionHistory(confidence)

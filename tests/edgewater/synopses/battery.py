@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from edgewater.model.streams import COLUMN_TYPES
+from edgewater.base.streams import COLUMN_TYPES
 from edgewater.synopses import plugins
 from edgewater.synopses.frequency.count_min import CountMinStack
 from edgewater.synopses.frequency.fast_agms import FastAgmsStack

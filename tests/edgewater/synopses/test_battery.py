@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgewater.model.errors import IncompatibleSynopses
+from edgewater.base.errors import IncompatibleSynopses
 from edgewater.synopses.registry import function_named
 from edgewater.synopses.testing import Subject, algebra, cases
 from tests.edgewater.synopses.battery import subjects

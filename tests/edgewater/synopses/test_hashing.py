@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewater.model.errors import InvalidRecord
+from edgewater.base.errors import InvalidRecord
 from edgewater.synopses.hashing import DEFAULT_SEED, hash_values
+from tests.refusals import refused
 
 MASK = (1 << 64) - 1
 
@@ -157,11 +158,11 @@ def test_each_input_bit_flips_half_of_the_output() -> None:
 
 
 def test_nulls_and_other_types_are_refused() -> None:
-    with pytest.raises(InvalidRecord, match="1 nulls"):
+    with refused(InvalidRecord, "values"):
         hash_values(pa.array([1, None]))
-    with pytest.raises(InvalidRecord, match="complex128"):
+    with refused(InvalidRecord, "values"):
         hash_values(np.array([1j]))
-    with pytest.raises(InvalidRecord, match="list"):
+    with refused(InvalidRecord, "values"):
         hash_values(pa.array([[1]]))
 
 

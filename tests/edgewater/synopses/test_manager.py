@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest, SynopsisError
+from edgewater.base.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest, SynopsisError
 from edgewater.synopses import (
     Count,
     CountMin,
@@ -24,6 +24,7 @@ from edgewater.synopses import (
 )
 from edgewater.synopses.encoding import codec
 from tests.examples import examples
+from tests.refusals import refused
 
 SEED = 23
 
@@ -93,9 +94,9 @@ def test_managers_merge_as_sets_of_partials() -> None:
     assert merged.to_bytes() == whole.to_bytes() and singles[2].missing == [0, 1, 3]
     merged.update([1.0])
     assert whole.records == 100, "parts are copies"
-    with pytest.raises(IncompatibleSynopses, match="key 0"):
+    with pytest.raises(IncompatibleSynopses):
         whole.merge_many([merged])
-    with pytest.raises(IncompatibleSynopses, match="partitions"):
+    with pytest.raises(IncompatibleSynopses):
         whole.merge_many([dealt(signal, 3)])
 
 
@@ -143,22 +144,22 @@ def test_missing_partials_and_indices_are_refused() -> None:
     manager = GeneralManager(4, 1, [(p, wavelet_of(signal[p::4])) for p in (0, 1, 3)])
     assert manager.query(Point(4)).lower <= signal[4] <= manager.query(Point(4)).upper
     for question in (Point(2), RangeSum(0, 3), Sum(), Mean()):
-        with pytest.raises(InvalidRequest, match="partition"):
+        with refused(InvalidRequest, "partition"):
             manager.query(question)
     assert manager.query(Count()).value == 30
-    for bad, match in ((Point(40), "index"), (RangeSum(3, 2), "first"), (Quantile(0.5), "RangeSum")):
-        with pytest.raises(InvalidRequest, match=match):
+    for bad, field in ((Point(40), "index"), (RangeSum(3, 2), "first"), (Quantile(0.5), "question")):
+        with refused(InvalidRequest, field):
             dealt(signal, 4).query(bad)
     uneven = GeneralManager(2, 1, [(0, wavelet_of(signal[:30])), (1, wavelet_of(signal[30:]))])
-    with pytest.raises(InvalidRequest, match="for a signal of"):
+    with refused(InvalidRequest, "partition"):
         uneven.query(Sum())
     assert math.isnan(SliceManager().query(Sum()).value)
     for make in (lambda: GeneralManager(0), lambda: GeneralManager(2, 0), lambda: manager.register(4, HaarWavelet())):
         with pytest.raises(InvalidRequest):
             make()
-    with pytest.raises(InvalidRequest, match="order-based"):
+    with refused(InvalidRequest, "partial"):
         manager.register(2, CountMin())
-    with pytest.raises(InvalidRequest, match="missing"):
+    with refused(InvalidRequest, "partition"):
         manager.update([1.0])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, UnsupportedVersion
+from edgewater.base.errors import CorruptSynopsis, IncompatibleSynopses, UnsupportedVersion
 from edgewater.synopses import (
     BernoulliSample,
     BiasedReservoir,

@@ -1,7 +1,7 @@
 import pyarrow as pa
 import pytest
 
-from edgewater.model.errors import InvalidQuery
+from edgewater.base.errors import InvalidQuery
 from edgewater.synopses import DDSketch, HyperLogLog
 from edgewater.synopses.exact.aggregates import CountStack
 from edgewater.synopses.registry import (
@@ -12,6 +12,7 @@ from edgewater.synopses.registry import (
     register_function,
     register_kind,
 )
+from tests.refusals import refused
 
 
 def test_built_in_functions_are_registered_under_every_name() -> None:
@@ -40,21 +41,21 @@ def test_parameters_are_read_by_position_and_by_name_with_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "positional", "named", "message"),
+    ("name", "positional", "named", "field"),
     [
-        ("distinct", [], {"precision": 3}, r"measures.m.precision: 3 .*a whole number from 4 to 18"),
-        ("distinct", ["14"], {}, "precision: '14'.*a whole number"),
-        ("distinct", [14], {"precision": 14}, "precision: 14 .*repeated"),
-        ("distinct", [14, 15], {}, r"\[14, 15\].*too many.*distinct with precision=14"),
-        ("distinct", [], {"width": 7}, "measures.m.width: 7 .*unknown.*precision=14"),
-        ("quantiles", [0], {}, "accuracy: 0 .*from 0.001 to 0.5"),
-        ("count", [], {"x": 1}, "no parameters"),
+        ("distinct", [], {"precision": 3}, "measures.m.precision"),
+        ("distinct", ["14"], {}, "measures.m.precision"),
+        ("distinct", [14], {"precision": 14}, "measures.m.precision"),
+        ("distinct", [14, 15], {}, "measures.m"),
+        ("distinct", [], {"width": 7}, "measures.m.width"),
+        ("quantiles", [0], {}, "measures.m.accuracy"),
+        ("count", [], {"x": 1}, "measures.m.x"),
     ],
 )
-def test_errors_name_the_bad_parameter(name: str, positional: list, named: dict, message: str) -> None:
+def test_errors_name_the_bad_parameter(name: str, positional: list, named: dict, field: str) -> None:
     function = function_named(name)
     assert function is not None
-    with pytest.raises(InvalidQuery, match=message):
+    with refused(InvalidQuery, field):
         function.read_parameters(positional, named, "measures.m")
 
 
@@ -62,7 +63,7 @@ def test_arguments_are_checked_by_type() -> None:
     quantiles, distinct = function_named("quantiles"), function_named("distinct")
     assert quantiles is not None and distinct is not None
     quantiles.check_argument(pa.int64(), "m")
-    with pytest.raises(InvalidQuery, match=r"m: 'string'.*quantiles does not take this type.*int64 or float64"):
+    with refused(InvalidQuery, "m"):
         quantiles.check_argument(pa.string(), "m")
     for kind in (pa.string(), pa.int64(), pa.float64(), pa.bool_()):
         distinct.check_argument(kind, "m")

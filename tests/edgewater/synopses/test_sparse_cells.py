@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewater.model.errors import CorruptSynopsis
+from edgewater.base.errors import CorruptSynopsis
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.layout import Layout
 from edgewater.synopses.sparse_cells import SparseCells, cell_fields, cell_keys, cells_of, groups_of

@@ -7,10 +7,11 @@ import pyarrow as pa
 import pytest
 
 from bench.hostile.synopses import FUNCTIONS, GROUP_BY, partial
-from edgewater.model.errors import CorruptSynopsis
+from edgewater.base.errors import CorruptSynopsis
 from edgewater.model.query import QuerySpec
-from edgewater.synopses import CountStack, DDSketch, GroupedAggregate, HyperLogLog, IntegerSumStack
+from edgewater.synopses import CountStack, DDSketch, GroupedAggregate, HyperLogLog
 from edgewater.synopses.encoding import codec
+from edgewater.synopses.exact.aggregates import IntegerSumStack
 from edgewater.synopses.registry import kind_named
 
 ROWS = (60, 0, 1, 12, 200, 3)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgewater.model.errors import InvalidRequest
-from edgewater.model.quantities import duration_ms
+from edgewater.base.errors import InvalidRequest
+from edgewater.base.quantities import duration_ms
 from sim.demo.compare import compare_early
 from sim.demo.data import AIRPORTS, TIME, load
 from sim.demo.landings import DISORDER, landings

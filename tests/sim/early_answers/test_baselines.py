@@ -2,11 +2,9 @@ import numpy as np
 import pytest
 
 from edgewater.arrivals.targets import AccuracyTarget
-from edgewater.model.errors import InvalidInput
 from sim.early_answers.baselines import (
     AionAsPublished,
     AqKSlack,
-    FixedWatermark,
     KSlack,
     WaitForAll,
     WindowArrivals,
@@ -27,15 +25,6 @@ def test_wait_for_all_waits_for_the_last_event_and_is_exact():
     answer = WaitForAll(AccuracyTarget(), "sum").close(w)
     assert answer.fire_ms == w.arrival_ms.max()
     assert answer.estimate[0] == pytest.approx(w.value.sum())
-
-
-def test_a_fixed_watermark_drops_later_events():
-    w = window(0, np.random.default_rng(2))
-    answer = FixedWatermark(AccuracyTarget(), "count", 100.0).close(w)
-    assert answer.fire_ms == 3100
-    assert answer.estimate[0] == (w.arrival_ms <= 3100).sum() < 2000
-    with pytest.raises(InvalidInput, match="delay"):
-        FixedWatermark(AccuracyTarget(), "count", -1.0)
 
 
 def test_k_slack_waits_for_the_largest_observed_delay():

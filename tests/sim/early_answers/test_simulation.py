@@ -10,12 +10,12 @@ from click.testing import CliRunner
 from bench.early_answers.recorded import RecordedDownloads
 from edgewater.__main__ import main
 from edgewater.arrivals.targets import AccuracyTarget
-from edgewater.model.errors import InvalidConfig
+from edgewater.base.errors import InvalidConfig
 from sim.early_answers.engine import EarlyAnswerSimulation, queue_end_ms
 from sim.early_answers.study import Study, run_study
 from sim.early_answers.values import ValueSource
 from sim.early_answers.workload import DELAYS, SCENARIOS, SyntheticWorkload, WorkloadSpec
-from tests.cells import at_night
+from tests.refusals import refused
 
 pytestmark = pytest.mark.slow
 
@@ -42,14 +42,8 @@ def test_coverage_is_reached_in_every_scenario(scenario):
     assert row["interval_coverage"] is None or row["interval_coverage"] >= LEAST
 
 
-@pytest.mark.nightly  # both at once
-def test_coverage_is_reached_with_correlated_values_and_shifting_delays():
-    row = run(scenario="correlated-value+delay-shift", measure="sum")
-    assert row["coverage"] >= LEAST
-
-
 def test_an_answer_needs_a_fraction_of_the_latency_and_of_the_events():
-    (ours, outcomes), slack = run_study(Study(windows=25)), run(windows=25, algorithm="k-slack")
+    (ours, outcomes), slack = run_study(Study(windows=14)), run(windows=14, algorithm="k-slack")
     late = [o.latency_ms for o in outcomes[4:]]
     assert np.mean(late) < 0.02 * slack["latency_ms_mean"], "the first windows wait until delays are known"
     assert rate_of(outcomes[:1]) == 1, "there is no history yet"
@@ -59,18 +53,11 @@ def test_an_answer_needs_a_fraction_of_the_latency_and_of_the_events():
 
 def test_late_events_with_other_values_are_compensated():
     naive, ours = (
-        run(scenario="correlated-value", measure="sum", algorithm="fixed", fixed_ms=0, windows=12),
+        run(scenario="correlated-value", measure="sum", algorithm="aion", windows=12),
         run(scenario="correlated-value", measure="sum", windows=12),
     )
-    assert naive["coverage"] == 0
+    assert naive["coverage"] == pytest.approx(1 / 12), "its first window waits, and no other is right"
     assert ours["coverage"] >= 0.8
-
-
-@pytest.mark.nightly  # tests/center/early/test_early_trouble.py has it for the processes' cores
-def test_a_silent_edge_neither_blocks_answers_nor_is_ignored():
-    row, outcomes = run_study(Study(edges=10, silent_edge=True, measure="count", windows=30))
-    assert row["coverage"] == 1
-    assert np.mean([o.latency_ms for o in outcomes[4:]]) < 500
 
 
 @pytest.mark.full
@@ -79,16 +66,6 @@ def test_without_sampling_all_events_are_processed_and_errors_are_smaller():
     assert every["sampling_rate"] == 1
     assert every["error_p95"] < 0.5 * sampled["error_p95"]
     assert every["contract_met"] == 1
-
-
-@pytest.mark.nightly  # tests/center/early/test_early_groups.py has it for the processes' cores
-def test_each_group_reaches_the_coverage():
-    row, outcomes = run_study(Study(groups=4, measure="sum", windows=20, rate=2000))
-    # 80 pairs at a true 95 %: fewer than 68 are covered with probability below 1e-3.
-    assert row["coverage"] >= 0.85
-    assert row["interval_coverage"] >= 0.85
-    assert row["promised"] > 0.9
-    assert outcomes[5].estimate.shape == (4,)
 
 
 def test_a_staleness_budget_is_met_and_a_missed_accuracy_is_stated():
@@ -180,7 +157,7 @@ def test_the_command_compares_all_algorithms_and_plots(tmp_path):
     plot = tmp_path / "p.png"
     result = command("--windows", "2", "--algorithm", "all", "--plot", str(plot))
     assert result.exit_code == 0, result.output
-    for name in ("edgewater", "default", "k-slack", "aq-k-slack", "aion", "aion-minus", "fixed"):
+    for name in ("edgewater", "default", "k-slack", "aq-k-slack", "aion", "aion-minus"):
         assert name in result.stdout
     assert plot.read_bytes()[:4] == b"\x89PNG"
 
@@ -211,7 +188,7 @@ def test_values_from_a_file_are_used(tmp_path):
     values = ValueSource.named(str(path))
     assert set(values.draw(np.random.default_rng(1), 50)) == {1, 2, 3}
     path.write_text("one\n")
-    with pytest.raises(InvalidConfig, match="number per line"):
+    with refused(InvalidConfig, "--values"):
         ValueSource.named(str(path))
 
 
@@ -223,25 +200,6 @@ def test_taxi_distances_have_the_moments_of_the_trips():
     assert ((drawn - drawn.mean()) ** 3).mean() / drawn.std() ** 3 == pytest.approx(3.6, rel=0.05)
 
 
-@pytest.mark.nightly  # the coverage of tumbling windows, whose events are the same
-def test_sliding_windows_share_events_and_reach_the_coverage():
-    row, outcomes = run_study(Study(window_ms=3000, every_ms=600, windows=100))
-    # 100 windows of which five overlap hang together as 20 would: fewer than 15 of 20 come once in 3,000 runs of 95 %.
-    assert row["coverage"] >= 0.75
-    assert rate_of(outcomes[30:]) < 2.1 * row["oracle_rate"] < 0.25, (
-        "the first windows are processed before rates are known"
-    )
-    assert len(outcomes) == 100
-    assert abs(np.mean([o.events for o in outcomes]) - 15_000) < 50, "5,000/s over 3 s"
-
-
-@pytest.mark.parametrize("algorithm", ["edgewater", *at_night("k-slack", "fixed")])
-def test_a_sliding_window_with_its_length_as_step_is_tumbling(algorithm):
-    asked = {"windows": 4, "algorithm": algorithm, "measure": "sum"}
-    one, other = run(**asked), run(every_ms=3000, **asked)
-    assert {k: v for k, v in one.items() if k != "every_ms"} == {k: v for k, v in other.items() if k != "every_ms"}
-
-
 def test_baselines_answer_sliding_windows():
     row, outcomes = run_study(Study(window_ms=3000, every_ms=600, windows=20, algorithm="k-slack"))
     assert row["coverage"] == 1
@@ -249,13 +207,13 @@ def test_baselines_answer_sliding_windows():
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    "given",
     [
-        ({"every_ms": 700}, "divisor of the window"),
-        ({"every_ms": 600, "silent_edge": True, "edges": 10}, "no silent edge"),
-        ({"every_ms": 600, "scenario": "cold-start"}, "no cold starts"),
+        {"every_ms": 700},
+        {"every_ms": 600, "silent_edge": True, "edges": 10},
+        {"every_ms": 600, "scenario": "cold-start"},
     ],
 )
-def test_an_invalid_step_is_refused(given, words):
-    with pytest.raises(InvalidConfig, match=words):
+def test_an_invalid_step_is_refused(given):
+    with refused(InvalidConfig, "--every"):
         run_study(Study(windows=20, **given))

@@ -1,27 +1,23 @@
 from __future__ import annotations
 
-import json
-import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
-from edgewater.__main__ import main
-from sim.scheduling.engine import Experiment, Outcome, run
+from sim.scheduling.engine import Experiment, RunOutcome, run
 from sim.scheduling.policies import POLICIES
-from sim.scheduling.workload import BENCHMARKS, Load, profiles
+from sim.scheduling.summary import summarise
+from sim.scheduling.workload import BENCHMARKS, OfferedLoad, profiles
 
 
-def outcome_of(policy: str = "klink", **asked: Any) -> Outcome:
+def outcome_of(policy: str = "klink", **asked: Any) -> RunOutcome:
     keys = ("nodes", "memory_bytes", "manage_memory", "reduction_first")
     options = {name: asked.pop(name) for name in keys if name in asked}
-    return run(Experiment(Load(**{"seconds": 20.0, "queries": 30, **asked}), policy, **options))
+    return run(Experiment(OfferedLoad(**{"seconds": 20.0, "queries": 30, **asked}), policy, **options))
 
 
-def p99(outcome: Outcome) -> float:
+def p99(outcome: RunOutcome) -> float:
     return float(np.quantile(outcome.latency_ms, 0.99))
 
 
@@ -40,7 +36,7 @@ def test_below_capacity_least_slack_has_a_quarter_of_the_tail_of_fair_scheduling
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("benchmark", BENCHMARKS)
 def test_every_window_is_emitted_once_under_a_cap_that_holds(policy: str, benchmark: str) -> None:
-    load = Load(benchmark, 12, 1.3, "zipf", "mixed", seconds=8.0)
+    load = OfferedLoad(benchmark, 12, 1.3, "zipf", "mixed", seconds=8.0)
     outcome = run(Experiment(load, policy, memory_bytes=2e6))
     expected = {q.name: len(np.arange(q.next_end_ms(0.0), 8_000, q.period_ms)) for q in profiles(load)}
     assert len(outcome.latency_ms) == sum(expected.values())
@@ -65,53 +61,12 @@ def test_the_work_is_divided_among_nodes() -> None:
     assert len(four.latency_ms) == len(one.latency_ms)
 
 
-def command(*arguments: str) -> Result:
-    return CliRunner().invoke(main, ["simulate", "scheduling", "--duration", "12s", "--queries", "10", *arguments])
-
-
-def test_the_command_prints_a_row_per_policy_and_is_deterministic() -> None:
-    result = command(
-        "--policy", "all", "--json", "--load", "105%", "--costs", "mixed", "--memory", "8MiB", "--seed", "3"
-    )
-    assert result.exit_code == 0, result.output
-    rows = json.loads(result.stdout)
-    assert [row["policy"] for row in rows] == list(POLICIES)
-    names = {"policy", "latency_ms_mean", "latency_ms_p90", "latency_ms_p99", "throughput", "slowdown", "memory_peak"}
-    assert all(names <= row.keys() and row["memory_peak"] <= 8 << 20 for row in rows)
-    again = command(
-        "--policy", "klink", "--json", "--load", "1.05", "--costs", "mixed", "--memory", "8MiB", "--seed", "3"
-    )
-    assert json.loads(again.stdout) == rows[:1]
-
-
-@pytest.mark.slow
-def test_the_command_prints_a_table_and_plots(tmp_path: Path) -> None:
-    plot = tmp_path / "p.png"
-    result = command("--nodes", "2", "--plot", str(plot))
-    assert result.exit_code == 0, result.output
-    assert [line.split()[0] for line in result.stdout.splitlines()] == ["policy", "klink", "fair"]
-    assert result.stderr == "" and plot.read_bytes()[:4] == b"\x89PNG"
-
-
-def test_a_run_without_a_window_has_no_latency() -> None:
-    rows = json.loads(command("--queries", "1", "--duration", "1s", "--json", "--seed", "2").stdout)
-    assert all(row["latency_ms_p99"] is None and row["windows"] == 0 for row in rows)
-    assert "-" in command("--queries", "1", "--duration", "1s", "--seed", "2").stdout
-
-
-def test_help_explains_policies_and_columns() -> None:
-    text = command("--help").output
-    for word in (*POLICIES, "memory_peak", "Examples"):
-        assert word in text
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("--policy", "best"), ("--load", "0"), ("--load", "nan"), ("--load", "2000%"), ("--memory", "1KiB"),
-     ("--memory", "much"), ("--nodes", "11"), ("--rate", "0"), ("--rate", "nan"), ("--duration", "0s"),
-     ("--duration", "10000h"), ("--duration", "5"), ("--cycle", "0s"), ("--plot", "x.doc")],
-)  # fmt: skip
-def test_invalid_options_are_refused_by_name(option: str, value: str) -> None:
-    result = command(option, value)
-    assert result.exit_code == 2, result.output
-    assert re.search(rf"{option}: .* is not accepted; .*expected ", result.output.replace("\n", " "))
+def test_equal_runs_have_equal_rows_and_a_run_without_a_window_has_no_latency() -> None:
+    load = OfferedLoad(queries=10, share=1.05, costs="mixed", seconds=12, seed=3)
+    for policy in POLICIES:
+        experiment = Experiment(load, policy, memory_bytes=8 << 20)
+        row = summarise(experiment, run(experiment))
+        assert row == summarise(experiment, run(experiment)) and row["policy"] == policy
+        assert 0 < row["memory_peak"] <= 8 << 20 and row["latency_ms_p99"] > 0
+    short = Experiment(OfferedLoad(queries=1, seconds=1, seed=2), "klink")
+    assert summarise(short, run(short))["latency_ms_p99"] is None

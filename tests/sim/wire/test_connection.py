@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from edgewater.wire import uplink_pb2 as pb
-from sim.budgets.link import LinkModel, LinkSimulation
+from sim.budgets.link import LinkSimulation, SimulatedLink
 from sim.wire.connection import (
     DELAYED_ACK_S,
     MESSAGE_HEADER_BYTES,
@@ -21,13 +21,13 @@ from sim.wire.virtual_loop import VirtualLoop
 
 RATE, DELAY_S = 4096.0, 0.05
 HTTP2_BYTES = 9
-LINK = LinkModel(RATE, latency_ms=1000 * DELAY_S)
+LINK = SimulatedLink(RATE, latency_ms=1000 * DELAY_S)
 
 
 class Ends:
     """Both ends of a call: what arrives, and when; the gateway replies `reply_s` after each message, or never."""
 
-    def __init__(self, loop: VirtualLoop, reply_s: float | None, link: LinkModel) -> None:
+    def __init__(self, loop: VirtualLoop, reply_s: float | None, link: SimulatedLink) -> None:
         self.loop, self.reply_s = loop, reply_s
         self.arrived: list[tuple[float, pb.FromEdge]] = []
         self.call = Call(loop, link, 0, self._serve)
@@ -41,7 +41,7 @@ class Ends:
 ECHO = pb.ToEdge(time_echo=pb.TimeEcho(edge_sent_at_ms=1))
 
 
-def after_one(message: pb.FromEdge, reply_s: float | None = None, link: LinkModel = LINK) -> Ends:
+def after_one(message: pb.FromEdge, reply_s: float | None = None, link: SimulatedLink = LINK) -> Ends:
     """A second after opening, the edge sends a message."""
     loop = VirtualLoop()
 
@@ -87,13 +87,13 @@ def test_data_is_acknowledged_by_a_packet_of_its_own_unless_a_reply_comes_soon()
 
 @pytest.mark.parametrize(("rate", "acknowledgements"), [(1e6, 2), (4096.0, 4)])
 def test_every_second_packet_is_acknowledged_at_once_others_later(rate: float, acknowledgements: int) -> None:
-    ends = after_one(goodbye(4 * SEGMENT_BYTES - 50), link=LinkModel(rate))
+    ends = after_one(goodbye(4 * SEGMENT_BYTES - 50), link=SimulatedLink(rate))
     assert ends.call.down.carried_bytes == OPENING_BYTES[1] + acknowledgements * PACKET_HEADER_BYTES
 
 
 @pytest.mark.parametrize("depth", [1_600.0, 65_536.0])
 def test_a_token_bucket_lets_its_depth_pass_at_once_and_the_rest_at_the_rate(depth: float) -> None:
-    link = LinkSimulation(LinkModel(RATE, latency_ms=50, bucket_bytes=depth), 0)
+    link = LinkSimulation(SimulatedLink(RATE, latency_ms=50, bucket_bytes=depth), 0)
     arrivals_ms = [link.transmit(800.0, 1_000.0) for _ in range(200)]
     expected = [1_050.0 + max(800.0 * n - depth, 0.0) / RATE * 1000 for n in range(1, 201)]
     assert arrivals_ms == pytest.approx(expected)
@@ -104,19 +104,19 @@ def test_a_token_bucket_lets_its_depth_pass_at_once_and_the_rest_at_the_rate(dep
 
 
 def test_no_token_passes_during_an_outage() -> None:
-    link = LinkSimulation(LinkModel(RATE, bucket_bytes=65_536.0, outages=((1_000.0, 61_000.0),)), 0)
+    link = LinkSimulation(SimulatedLink(RATE, bucket_bytes=65_536.0, trace=((1_000.0, 0.0), (61_000.0, 1.0))), 0)
     assert link.transmit(100.0, 2_000.0) == pytest.approx(61_000.0)
 
 
 def test_a_long_round_trip_delays_what_exceeds_the_window_after_idle_time() -> None:
     """The window doubles per round trip: 10, 20, 40 packets."""
-    wide = LinkModel(1e8, latency_ms=300)
+    wide = SimulatedLink(1e8, latency_ms=300)
     arrived = [after_one(goodbye(packets * SEGMENT_BYTES - 100), link=wide).arrived[0][0] for packets in (10, 30, 70)]
     assert arrived == pytest.approx([1.3, 1.9, 2.5], abs=0.05)
 
 
 def test_what_a_policer_drops_is_sent_again_and_arrives_once_and_in_order() -> None:
-    policer = LinkModel(RATE, latency_ms=50, bucket_bytes=8_000.0, queue_bytes=0.0)
+    policer = SimulatedLink(RATE, latency_ms=50, bucket_bytes=8_000.0, queue_bytes=0.0)
     loop, arrived = VirtualLoop(), list[pb.FromEdge]()
     messages = [goodbye(size) for size in (6_000, 3_000, 10, 2_000)]
 

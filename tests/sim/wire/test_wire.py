@@ -7,25 +7,26 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from bench.budgets.traces import zipf
 from edgewater.model.query import ErrorBudget, QuerySpec, StalenessBudget
-from sim.budgets.link import LinkModel
+from sim.budgets.link import SimulatedLink
 from sim.budgets.outcome import PolicyOutcome
-from sim.budgets.trace import zipf
 from sim.wire.center import CenterTimes
 from sim.wire.experiment import WireSettings, run
 
 WINDOW_MS, WINDOWS, EDGES = 5_000, 4, 2
 TRACE = zipf(WINDOWS, WINDOW_MS, records=3_000, groups=1_500)
+HOMES = np.random.default_rng(0).integers(0, EDGES, len(TRACE))
 QUERY = QuerySpec.from_mapping({
     "name": "sums", "from": "trace", "group_by": ["key"], "measures": {"total": "sum(value)"},
     "window": {"tumbling": f"{WINDOW_MS}ms"},
 })  # fmt: skip
-NARROW, WIDE = LinkModel(4096.0, latency_ms=50), LinkModel(1e7, latency_ms=5)
+NARROW, WIDE = SimulatedLink(4096.0, latency_ms=50), SimulatedLink(1e7, latency_ms=5)
 FAST = CenterTimes(0.0, 0.0, 0.0, 0.0)
 
 
-def outcome(query: QuerySpec, link: LinkModel, **settings: object) -> PolicyOutcome:
-    return run(TRACE, TRACE.split(EDGES), query, link, WireSettings(**settings))  # type: ignore[arg-type]
+def outcome(query: QuerySpec, link: SimulatedLink, **settings: object) -> PolicyOutcome:
+    return run(TRACE, TRACE.split(HOMES, EDGES), query, link, WireSettings(**settings))  # type: ignore[arg-type]
 
 
 def seconds(done: PolicyOutcome) -> float:
@@ -64,7 +65,7 @@ def test_an_error_budget_takes_fewer_bytes_and_holds() -> None:
 
 @pytest.mark.parametrize("rate", [4_096.0, 65_536.0])
 def test_the_first_window_is_hardly_later_than_the_others_although_the_link_is_unknown(rate: float) -> None:
-    done = outcome(QUERY, LinkModel(rate, latency_ms=50))
+    done = outcome(QUERY, SimulatedLink(rate, latency_ms=50))
     seconds_of = done.staleness * WINDOW_MS / 1000
     assert seconds_of[0] <= 1.5 * seconds_of[1:].max()
     # Without early sends the largest edge would need so long after the end of the first window.
@@ -72,7 +73,7 @@ def test_the_first_window_is_hardly_later_than_the_others_although_the_link_is_u
 
 
 def test_a_staleness_budget_is_kept_on_a_link_that_is_too_narrow_for_exact_answers() -> None:
-    narrow = LinkModel(1024.0, latency_ms=50)
+    narrow = SimulatedLink(1024.0, latency_ms=50)
     exact, done = outcome(QUERY, narrow), outcome(replace(QUERY, budget=StalenessBudget(1_500)), narrow)
     assert done.staleness[-1] * WINDOW_MS <= 1_500, "the link is known by then"
     assert exact.staleness[-1] * WINDOW_MS > 1_500
@@ -80,7 +81,7 @@ def test_a_staleness_budget_is_kept_on_a_link_that_is_too_narrow_for_exact_answe
 
 
 def test_an_interrupted_link_delays_the_answers_and_loses_nothing() -> None:
-    cut = replace(NARROW, outages=((9_000.0, 17_000.0),))
+    cut = replace(NARROW, trace=((9_000.0, 0.0), (17_000.0, 1.0)))
     done = outcome(QUERY, cut)
     assert done.error.max() == pytest.approx(0.0, abs=1e-6 * done.largest.max())
     assert seconds(done) > seconds(outcome(QUERY, NARROW))

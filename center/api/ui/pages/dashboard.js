@@ -38,7 +38,7 @@ function Panel({ panel, remove }) {
   const [found, problem] = useData(async () => {
     const { spec } = await get(path), confidence = asked.get("confidence"), questions = confidence ? [["confidence", confidence]] : [];
     const measure = asked.get("measure") in spec.measures ? asked.get("measure") : Object.keys(spec.measures)[0];
-    const choice = { measure, ...Object.fromEntries(["value", "start", "end", "every", "zone"].map((k) => [k, asked.get(k)])) };
+    const choice = { measure, ...Object.fromEntries(["value", "start", "end", "every", "zone", "unit"].map((k) => [k, asked.get(k)])) };
     const next = new Series();
     next.zoom = series.current.points.length ? series.current.zoom : readZoom(asked.get("zoom"));
     const group = await loadWindows(path, choice, f.readGroup(asked.getAll("group")), questions, next, () => true, () => {});

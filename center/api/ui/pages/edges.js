@@ -1,9 +1,9 @@
 // The edges, how far each has come, and which windows of a query have which edges.
 
 import { html, useEffect, useState } from "../vendor/preact.js";
-import { get, live } from "../api.js";
+import { get, live, send } from "../api.js";
 import * as f from "../format.js";
-import { Problem, State, setSearch, useData, useQueries } from "../parts.js";
+import { Confirm, Problem, State, setSearch, useData, useQueries } from "../parts.js";
 
 const WORDS = { c: "closed", w: "not closed yet", m: "missing", i: "input may be lost", s: "state lost", l: "left", "-": "not expected", "?": "unknown" };
 const PHASES = { e: "early", c: "complete", f: "final" };
@@ -11,7 +11,7 @@ const WINDOWS = 60;
 
 export function Edges({ search }) {
   useEffect(() => live.close(), []);
-  const [data, problem] = useData(() => get("/v1/edges"), [], 2000);
+  const [data, problem, again] = useData(() => get("/v1/edges"), [], 2000);
   const [streams] = useData(() => get("/v1/streams"), [], 10000);
   const edges = data?.edges || [];
   const marks = edges.flatMap((e) => e.streams.map((s) => s.watermark && Date.parse(s.watermark))).filter(Boolean);
@@ -19,7 +19,7 @@ export function Edges({ search }) {
   return html`<main id="main"><h1>Edges</h1><${Problem} error=${problem} />
     <div class="scroll card flush"><table><thead><tr><th>Edge</th><th>State</th><th>Streams and watermarks</th><th class="n">Behind the first</th><th class="n">Backlog</th><th class="n">Bandwidth</th><th class="n">RTT</th><th class="n">Clock</th><th>Dropped</th><th>Rejected</th></tr></thead>
     <tbody>${edges.map((e) => html`<tr key=${e.edge} data-edge=${e.edge}><th scope="row">${e.edge}${Object.keys(e.labels).length > 0 && html`<br /><small class="muted">${f.group(e.labels)}</small>`}${e.release && html`<br /><small class="muted" data-release>${e.release}</small>`}</th>
-      <td><${State} kind=${e.state === "up" ? "ok" : e.state === "retired" ? "" : "bad"}>${e.state}<//>${e.state !== "up" && html`<br /><small>since ${f.time(e.last_seen)}</small>`}</td>
+      <td><${State} kind=${e.state === "up" ? "ok" : e.state === "retired" ? "" : "bad"}>${e.state}<//>${e.state !== "up" && html`<br /><small>since ${f.time(e.last_seen)}</small>`}<br /><${Retire} edge=${e} again=${again} /></td>
       <td>${e.streams.map((s) => html`<div>${s.name} <b>${s.ended ? "ended" : s.watermark ? f.time(s.watermark) : "no records"}</b> <small>${f.short(s.records)} records, ${s.delivery.join(", ")}</small></div>`)}</td>
       <td class="n">${e.streams.map((s) => html`<div>${s.watermark && newest ? f.duration(newest - Date.parse(s.watermark)) : "–"}</div>`)}</td>
       <td class="n">${f.bytes(e.backlog_bytes)}</td><td class="n">${e.bandwidth_bytes_s ? `${f.bytes(e.bandwidth_bytes_s)}/s` : "–"}</td><td class="n">${f.duration(e.rtt_ms)}</td>
@@ -32,6 +32,13 @@ export function Edges({ search }) {
     <${Matrix} search=${search} up=${edges.filter((e) => e.state === "up").map((e) => e.edge)} />
     ${streams?.streams.some((s) => s.differing.length) && html`<section class="card alarm"><h2>Columns differ</h2><ul>${streams.streams.flatMap((s) => s.differing).map((t) => html`<li>${t}</li>`)}</ul></section>`}
   </main>`;
+}
+
+/** Retires an edge that does not come back, or reinstates it. */
+function Retire({ edge: { edge, state }, again }) {
+  const path = `/v1/edges/${encodeURIComponent(edge)}`;
+  if (state === "retired") return html`<${Confirm} label="Reinstate" title=${`Reinstate ${edge}?`} text="Queries expect it again, and windows wait for it. Restart its agent." keep="Leave it retired" yes="Reinstate the edge" act=${() => send("POST", `${path}/reinstate`, null, {}).then(again)} />`;
+  return html`<${Confirm} label="Retire" title=${`Retire ${edge}?`} text="Windows no longer wait for it, and the center refuses it until it is reinstated. Answers say that it has left. What it has not sent yet is in no answer." keep="Keep it" yes="Retire the edge" act=${() => send("DELETE", path, null, {}).then(again)} />`;
 }
 
 function Matrix({ search, up }) {

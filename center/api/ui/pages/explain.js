@@ -6,7 +6,7 @@ import * as f from "../format.js";
 import { Bars, Contract, Interval, Phase, Problem, State, useData } from "../parts.js";
 
 const CAUSES = {
-  sketch: "the synopsis", sampling: "sampling", withheld: "withheld at the edges", straggler: "records still to come", missing: "missing edges or records",
+  sketch: "the synopsis", sampling: "sampling", withheld: "withheld at the edges", straggler: "records still to come", missing: "missing edges or records", measures: "the measures that it reads",
 };
 
 export function Explain({ args: [name, start], search }) {

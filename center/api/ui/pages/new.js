@@ -55,7 +55,7 @@ function flow(value) {
   return plain ? value : JSON.stringify(value);
 }
 
-const yaml = (spec) => Object.entries(spec).map(([k, v]) => (k === "measures" ? `${k}:\n${Object.entries(v).map(([m, e]) => `  ${flow(m)}: ${flow(e)}\n`).join("")}` : `${k}: ${flow(v)}\n`)).join("");
+export const yaml = (spec) => Object.entries(spec).map(([k, v]) => (k === "rules" ? `${k}:\n${v.map((rule) => `  - ${flow(rule)}\n`).join("")}` : k === "measures" ? `${k}:\n${Object.entries(v).map(([m, e]) => `  ${flow(m)}: ${flow(e)}\n`).join("")}` : `${k}: ${flow(v)}\n`)).join("");
 
 /** What may be written at a place of the text: streams after `from`, and else the columns of the query's stream, and functions. */
 function offers(before, text, streams, functions) {

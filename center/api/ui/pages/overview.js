@@ -122,7 +122,7 @@ function Rules({ rules }) {
   return html`<section aria-label="Alert rules"><h2>Alert rules</h2><div class="scroll card flush"><table class="rows"><thead><tr><th>Rule</th><th>Query</th><th>Condition</th><th>State</th><th class="n">Firing</th><th class="n">Pending</th><th>Last window (UTC)</th><th>Sink</th><th>Problem</th></tr></thead>
     <tbody>${rules.map((r) => html`<tr key=${`${r.sink} ${r.rule}`} data-rule=${r.rule}><th scope="row">${r.rule}</th><td><a href=${`/ui/queries/${encodeURIComponent(r.query)}`}>${r.query}</a></td>
       <td><code>${r.condition}</code>${r.for_ms > 0 && html` <small>for ${f.duration(r.for_ms)}</small>`}</td><td><${State} kind=${kinds[r.state]}>${r.state}<//></td>
-      <td class="n">${f.number(r.firing)}</td><td class="n">${f.number(r.pending)}</td><td>${r.window ? f.time(r.window.start) : "–"}</td><td>${r.sink}</td><td>${r.problem}</td></tr>`)}</tbody></table></div></section>`;
+      <td class="n">${f.number(r.firing)}</td><td class="n">${f.number(r.pending)}</td><td>${r.window ? f.time(r.window.start) : "–"}</td><td><a href=${`/ui/alerts/${encodeURIComponent(r.sink)}`}>${r.sink}<span class="sr">: edit and try its rules</span></a></td><td>${r.problem}</td></tr>`)}</tbody></table></div></section>`;
 }
 
 /** How far each sink is. */
@@ -154,7 +154,7 @@ function QueryRow({ query, name, row, answer, edges }) {
   const down = (edges || []).filter((e) => e.state !== "up" && !e.ended).map((e) => e.edge);
   return html`<tr data-query=${name} data-given=${answer.given_at}><th scope="row"><a href=${href}>${name}</a><${Version} query=${query} /></th>
     <td class="at">${f.time(answer.window.start)}</td>
-    <td class="value">${head ? html`${row.isEmpty ? html`<span class="muted">${f.isHeld(answer) ? "withheld: in no group" : answer.phase === "early" ? "no record yet" : "no record"}</span>` : html`<${Interval} value=${head.value} />`}<br /><small>${head.measure}${head.value.name ? ` ${head.value.name}` : ""}${Object.keys(head.group).length ? html`, ${f.group(head.group)} <span class="muted">(of ${answer.groups} groups)</span>` : ""}</small>` : html`<span class="muted">${!answer.groups && f.isHeld(answer) ? "withheld: in no group" : `${f.number(answer.groups)} ${answer.groups === 1 ? "group" : "groups"}${answer.groups ? ", lists" : ""}`}</span>`}</td>
+    <td class="value">${head ? html`${row.isEmpty ? html`<span class="muted">${f.isHeld(answer) ? "withheld: in no group" : answer.phase === "early" ? "no record yet" : "no record"}</span>` : html`<${Interval} value=${head.value} write=${f.writer(answer, head.measure)} />`}<br /><small>${head.measure}${head.value.name ? ` ${head.value.name}` : ""}${Object.keys(head.group).length ? html`, ${f.group(head.group)} <span class="muted">(of ${answer.groups} groups)</span>` : ""}</small>` : html`<span class="muted">${!answer.groups && f.isHeld(answer) ? "withheld: in no group" : `${f.number(answer.groups)} ${answer.groups === 1 ? "group" : "groups"}${answer.groups ? ", lists" : ""}`}</span>`}</td>
     <td>${head && html`<${Sparkline} points=${points} label=${`${head.measure} of the last ${points.length} windows`} />`}</td>
     <td><${Phase} phase=${answer.phase} revision=${answer.revision} /></td>
     <td><${Completeness} quality=${answer.quality} />${down.length > 0 && html`<br /><small class="late">down: ${down.join(", ")}</small>`}</td>

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from edge.records import Chunk, Position, Source, split_rows
-from edgewater.model.streams import MIN_TIME_MS
+from edgewater.base.streams import MIN_TIME_MS
 from tests.edge.conftest import record
 
 

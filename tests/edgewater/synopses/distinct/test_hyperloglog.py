@@ -5,35 +5,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edgewater.model.errors import (
-    InvalidRecord,
-    InvalidRequest,
-)
+from edgewater.base.errors import InvalidRecord, InvalidRequest
 from edgewater.synopses import Count, Distinct, HyperLogLog, Synopsis, from_bytes
 from edgewater.synopses.distinct.hyperloglog import STANDARD_ERROR, HyperLogLogStack
 from edgewater.synopses.encoding import codec
-from edgewater.synopses.hashing import hash_values
+from tests.refusals import refused
 
 SEED = 99
-
-
-def registers_of(values: np.ndarray, precision: int) -> dict[int, int]:
-    """Computes registers by the definition, one value at a time."""
-    held: dict[int, int] = {}
-    for h in hash_values(values).tolist():
-        index, rest = h >> (64 - precision), h & ((1 << (64 - precision)) - 1)
-        rho = (rest & -rest).bit_length() if rest else 65 - precision
-        held[index] = max(held.get(index, 0), rho)
-    return held
-
-
-def state_of(stack: HyperLogLogStack) -> dict[int, int]:
-    """Returns the registers in use of a stack of one group, dense or sparse."""
-    keys, rho = stack._consolidate()
-    held = dict(zip((keys & 0xFFFFFFFF).tolist(), rho.tolist(), strict=True))
-    for row in stack._dense[stack._view("row")[stack._view("row") >= 0]]:
-        held.update({int(i): int(row[i]) for i in np.flatnonzero(row)})
-    return held
 
 
 @pytest.mark.parametrize("n", [100, 1000, 10_000, 100_000])
@@ -74,24 +52,24 @@ def test_for_error_returns_the_smallest_sufficient_sketch() -> None:
     assert HyperLogLog.for_error(0.0082)._stack.precision == 14
     assert HyperLogLog.for_error(0.0081)._stack.precision == 15
     assert HyperLogLog.for_error(1.0)._stack.precision == 4
-    with pytest.raises(InvalidRequest, match=r"epsilon.*at least 0.002"):
+    with refused(InvalidRequest, "epsilon"):
         HyperLogLog.for_error(0.001)
 
 
 @pytest.mark.parametrize("precision", [3, 19, 14.0, True, "14"])
 def test_a_precision_out_of_range_is_refused(precision: object) -> None:
-    with pytest.raises(InvalidRequest, match=r"precision: .*a whole number from 4 to 18"):
+    with refused(InvalidRequest, "precision"):
         HyperLogLog(precision)  # type: ignore[arg-type]
 
 
 def test_other_values_and_questions_are_refused_by_name() -> None:
     sketch = HyperLogLog()
-    with pytest.raises(InvalidRecord, match=r"values: 'timestamp.*string or int64 or float64 or bool"):
+    with refused(InvalidRecord, "values"):
         sketch.update(pa.array([0], pa.timestamp("ms")))
-    with pytest.raises(InvalidRequest, match="one of Distinct"):
+    with refused(InvalidRequest, "question"):
         sketch.query(Count())
     for confidence in (0.0, 1.0, -1.0, math.nan):
-        with pytest.raises(InvalidRequest, match="confidence"):
+        with refused(InvalidRequest, "confidence"):
             sketch.query(Distinct(confidence))
     assert sketch.query().value == 0
 

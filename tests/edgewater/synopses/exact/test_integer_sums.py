@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewater.model.errors import IncompatibleSynopses
+from edgewater.base.errors import IncompatibleSynopses
 from edgewater.synopses.base import Sum
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.exact.aggregates import CountStack, IntegerSumStack, wide_sums

@@ -5,11 +5,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRecord, InvalidRequest
+from edgewater.base.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRecord, InvalidRequest
 from edgewater.synopses import Count, CountMin, Frequency, Synopsis, from_bytes
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.hashing import hash_values
 from edgewater.synopses.items import row_hashes
+from tests.refusals import refused
 
 SEED = 11
 
@@ -60,42 +61,25 @@ def test_collisions_in_two_rows_are_independent(seed: int) -> None:
     assert pairs(0, 1, 2, 3) <= 3, "1 in 64^4"
 
 
-def test_subtracting_all_added_values_gives_the_empty_sketch() -> None:
-    values = np.random.default_rng(SEED).integers(0, 100, 1000)
-    sketch = CountMin(64, 3)
-    sketch.update(values)
-    sketch.decrement(values[:400])
-    rest = CountMin(64, 3)
-    rest.update(values[400:])
-    assert sketch.to_bytes() == rest.to_bytes()
-
-
-def test_after_subtracting_too_much_the_answer_is_a_median_without_bounds() -> None:
-    sketch = CountMin(64, 5)
-    sketch.update(np.arange(100))
-    sketch.decrement(np.full(20, 1000))
-    answer = sketch.query(Frequency(1000))
-    assert answer.value == pytest.approx(-20, abs=5), "the least counter of 5 would be lower still"
-    assert (answer.lower, answer.upper) == (-math.inf, math.inf) and "more was subtracted" in answer.basis
-    assert from_bytes(sketch.to_bytes()).query(Frequency(1000)) == answer
-
-
 def test_for_error_gives_the_sizes_of_the_paper() -> None:
     assert CountMin.for_error(math.e / 65536 * 1.0001, math.exp(-5) * 1.0001)._stack.parameters == {
         "width": 65536,
         "depth": 5,
     }
     assert CountMin.for_error(0.9, 0.9)._stack.parameters == {"width": 16, "depth": 1}
-    for epsilon, delta, match in ((0, 0.1, "epsilon"), (1e-9, 0.1, "epsilon: 1e-09 .*at least"), (0.1, 1, "delta")):
-        with pytest.raises(InvalidRequest, match=match):
+    for epsilon, delta, field in ((0, 0.1, "epsilon"), (1e-9, 0.1, "epsilon"), (0.1, 1, "delta")):
+        with refused(InvalidRequest, field):
             CountMin.for_error(epsilon, delta)
-    with pytest.raises(InvalidRequest, match=r"delta: 1e-20 .*at least"):
+    with refused(InvalidRequest, "delta"):
         CountMin.for_error(0.1, 1e-20)
 
 
-@pytest.mark.parametrize(("width", "depth"), [(100, 5), (8, 5), (1 << 25, 1), (64, 0), (64, 33), (64.0, 5), (64, True)])
-def test_widths_and_depths_out_of_range_are_refused(width: object, depth: object) -> None:
-    with pytest.raises(InvalidRequest, match=r"width: .*from 16 to|depth: .*from 1 to 32"):
+@pytest.mark.parametrize(
+    ("width", "depth", "field"),
+    [*((width, 5, "width") for width in (100, 8, 1 << 25, 64.0)), *((64, depth, "depth") for depth in (0, 33, True))],
+)
+def test_widths_and_depths_out_of_range_are_refused(width: object, depth: object, field: str) -> None:
+    with refused(InvalidRequest, field):
         CountMin(width, depth)  # type: ignore[arg-type]
 
 
@@ -104,17 +88,17 @@ def test_an_item_of_another_type_is_refused() -> None:
     assert sketch.query(Frequency("anything")).value == 0, "nothing is in it, so nothing is known of its type"
     sketch.update(np.array([1.0, 2.5]))
     assert sketch.query(Frequency(1)).value == 1, "a whole number is a float"
-    with pytest.raises(InvalidRequest, match=r"item: '1' .*an item of type float64"):
+    with refused(InvalidRequest, "item"):
         sketch.query(Frequency("1"))
-    with pytest.raises(InvalidRecord, match=r"values: 'string'.*one type.*items of type float64"):
+    with refused(InvalidRecord, "values"):
         sketch.update(["a"])
     whole = CountMin(64, 3)
     whole.update([1, 2])
     assert whole.query(Frequency(np.float64(2.0))).value == 1
     for item in (2.5, math.nan, math.inf, True, 1 << 70, None):
-        with pytest.raises(InvalidRequest, match="item of type int64"):
+        with refused(InvalidRequest, "item"):
             whole.query(Frequency(item))
-    with pytest.raises(IncompatibleSynopses, match="of items: float64 and int64"):
+    with pytest.raises(IncompatibleSynopses):
         sketch.merge_many([whole])
     assert CountMin(64, 3).merge_many([whole]).query(Frequency(2)).value == 1
 
@@ -124,7 +108,7 @@ def test_counters_that_do_not_add_up_are_corrupt() -> None:
     sketch.update([1, 2])
     message = sketch._stack.to_message()
     message.arrays[1].CopyFrom(codec.encode(np.array([3])))
-    with pytest.raises(CorruptSynopsis, match="do not add up"):
+    with pytest.raises(CorruptSynopsis):
         from_bytes(codec.seal(message))
 
 

@@ -3,11 +3,12 @@ import math
 import numpy as np
 import pytest
 
-from edgewater.model.errors import IncompatibleSynopses, InvalidRequest
+from edgewater.base.errors import IncompatibleSynopses, InvalidRequest
 from edgewater.synopses import Count, Distinct, FastAgms, Frequency, JoinSize, SelfJoinSize, from_bytes
 from edgewater.synopses.frequency.fast_agms import FastAgmsStack, deviations, polynomial
 from edgewater.synopses.testing import least_hits
 from tests.cells import at_night
+from tests.refusals import refused
 
 SEED = 12
 PRIME = (1 << 61) - 1
@@ -57,10 +58,6 @@ def test_a_story_of_two_relations() -> None:
     both = orders.merge_many([lines])
     assert both.query().value == 9 + 9 + 1
     assert from_bytes(both.to_bytes()).query(JoinSize(lines)) == both.query(JoinSize(lines))
-    difference = sketch_of(["ann", "ann", "bob"])
-    difference.decrement(["ann", "cy", "bob", "bob"])
-    assert difference.query().value == 1 + 1 + 1, "the squared distance: ann 1, bob -1, cy -1"
-    assert difference.query(JoinSize(lines)).value == 1 - 2 - 1, "an estimate may be negative"
     assert FastAgms().query(JoinSize(orders)).upper == 0 == FastAgms().query().upper
 
 
@@ -142,23 +139,23 @@ def test_for_error_returns_a_sketch_with_this_error() -> None:
     sketch.update(np.arange(5000))
     answer = sketch.query(SelfJoinSize(0.95))
     assert answer.upper / answer.value - 1 <= 0.101 and 1 - answer.lower / answer.value <= 0.1
-    for epsilon, delta in ((0, 0.1), (1e-6, 0.1), (0.1, 0)):
-        with pytest.raises(InvalidRequest, match=r"epsilon|delta"):
+    for epsilon, delta, field in ((0, 0.1, "epsilon"), (1e-6, 0.1, "epsilon"), (0.1, 0, "delta")):
+        with refused(InvalidRequest, field):
             FastAgms.for_error(epsilon, delta)
 
 
 def test_only_sketches_of_equal_parameters_join() -> None:
-    with pytest.raises(IncompatibleSynopses, match=r"'width': 64.*'width': 128"):
+    with pytest.raises(IncompatibleSynopses):
         FastAgms(64).query(JoinSize(FastAgms(128)))
-    with pytest.raises(IncompatibleSynopses, match="seeds differ"):
+    with pytest.raises(IncompatibleSynopses):
         FastAgms(seed=1).query(JoinSize(FastAgms(seed=2)))
-    with pytest.raises(IncompatibleSynopses, match="fast_agms and str"):
+    with pytest.raises(IncompatibleSynopses):
         FastAgms().query(JoinSize("not one"))
-    with pytest.raises(IncompatibleSynopses, match="of items: int64 and string"):
+    with pytest.raises(IncompatibleSynopses):
         sketch_of([1]).query(JoinSize(sketch_of(["1"])))
-    with pytest.raises(InvalidRequest, match=r"other: '3 groups'.*1 group or 2"):
+    with refused(InvalidRequest, "other"):
         FastAgmsStack(2, width=64, depth=3).query(JoinSize(FastAgmsStack(3, width=64, depth=3)))
-    with pytest.raises(InvalidRequest, match="confidence"):
+    with refused(InvalidRequest, "confidence"):
         FastAgms().query(SelfJoinSize(1.5))
-    with pytest.raises(InvalidRequest, match="one of Count, SelfJoinSize, JoinSize, Frequency"):
+    with refused(InvalidRequest, "question"):
         FastAgms().query(Distinct())

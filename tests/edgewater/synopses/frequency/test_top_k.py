@@ -4,9 +4,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
+from edgewater.base.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
 from edgewater.synopses import Count, Distinct, Frequency, ItemRanking, Synopsis, TopK, from_bytes
 from edgewater.synopses.encoding import codec
+from tests.refusals import refused
 
 SEED = 15
 
@@ -108,15 +109,15 @@ def test_sizes_and_bad_parameters() -> None:
     assert TopK.for_error(0.01, 5)._stack.capacity == 100 and TopK()._stack.capacity == 1000
     assert TopK.for_error(0.5, 20)._stack.capacity == 20, "at least k"
     for k, capacity in ((0, None), (5, 4), (5, 1 << 21), (True, None), (2.0, None)):
-        with pytest.raises(InvalidRequest, match=r"k: |capacity: "):
+        with refused(InvalidRequest, "k" if capacity is None else "capacity"):
             TopK(k, capacity)  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequest, match=r"k: 51 .*from 1 to 50"):
+    with refused(InvalidRequest, "k"):
         TopK(5).top(51)
-    with pytest.raises(InvalidRequest, match="epsilon"):
+    with refused(InvalidRequest, "epsilon"):
         TopK.for_error(1e-9)
-    with pytest.raises(InvalidRequest, match="one of Count, Frequency"):
+    with refused(InvalidRequest, "question"):
         TopK().query(Distinct())
-    with pytest.raises(IncompatibleSynopses, match=r"'capacity': 10.*'capacity': 20"):
+    with pytest.raises(IncompatibleSynopses):
         TopK(1).merge_many([TopK(1, 20)])
 
 
@@ -129,8 +130,8 @@ def test_invalid_counters_are_corrupt() -> None:
         message = type(sound)()
         message.CopyFrom(sound)
         message.arrays[array].CopyFrom(codec.encode(np.array(values)))
-        with pytest.raises(CorruptSynopsis, match="top_k"):
+        with pytest.raises(CorruptSynopsis):
             from_bytes(codec.seal(message))
     sound.arrays[5].CopyFrom(codec.encode_keys(pa.array(["a", "b", "c"])))
-    with pytest.raises(CorruptSynopsis, match="items of type string where int64"):
+    with pytest.raises(CorruptSynopsis):
         from_bytes(codec.seal(sound))

@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
+from edgewater.base.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
 from edgewater.synopses import DDSketch, EquiDepthHistogram, Quantile, Range, from_bytes
 from edgewater.synopses.encoding import codec
 from tests.examples import examples
+from tests.refusals import refused
 
 SEED = 15
 
@@ -54,19 +55,19 @@ def test_its_bytes_have_a_kind_of_their_own() -> None:
     histogram = histogram_of([1.0, 2.0], buckets=7)
     again = from_bytes(histogram.to_bytes())
     assert isinstance(again, EquiDepthHistogram) and len(again.boundaries()) == 8
-    with pytest.raises(CorruptSynopsis, match="'equi_depth' where a 'ddsketch'"):
+    with pytest.raises(CorruptSynopsis):
         DDSketch.from_bytes(histogram.to_bytes())
     message = codec.unseal(histogram.to_bytes())
     message.parameters = '{"accuracy":0.01}'
-    with pytest.raises(CorruptSynopsis, match="buckets"):
+    with pytest.raises(CorruptSynopsis):
         from_bytes(codec.seal(message))
 
 
 def test_bad_parameters_are_refused() -> None:
-    with pytest.raises(InvalidRequest, match="buckets: 0"):
+    with refused(InvalidRequest, "buckets"):
         EquiDepthHistogram(0)
-    with pytest.raises(InvalidRequest, match="lo: nan"):
+    with refused(InvalidRequest, "lo"):
         EquiDepthHistogram().query(Range(math.nan, 1))
-    with pytest.raises(IncompatibleSynopses, match=r"'buckets': 4.*'buckets': 5"):
+    with pytest.raises(IncompatibleSynopses):
         EquiDepthHistogram(4).merge_many([EquiDepthHistogram(5)])
     assert math.isnan(EquiDepthHistogram(2).query(Quantile(0.5)).value)

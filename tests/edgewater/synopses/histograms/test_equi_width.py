@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewater.model.errors import IncompatibleSynopses, InvalidRequest
+from edgewater.base.errors import IncompatibleSynopses, InvalidRequest
 from edgewater.synopses import Count, EquiWidthHistogram, Mean, Quantile, Range, Rank, Synopsis, from_bytes
 from tests.examples import examples
+from tests.refusals import refused
 
 SEED = 14
 
@@ -76,35 +77,21 @@ def test_values_on_an_edge_are_in_the_bin_above_it_for_every_range() -> None:
         assert below.counts.sum() == bins - 1 and below.counts.max() <= 1
 
 
-def test_added_values_can_be_subtracted() -> None:
-    rng = np.random.default_rng(SEED)
-    one, two = histogram_of(rng.normal(0, 1, 500)), histogram_of(rng.normal(1, 3, 700))
-    both = one.merge_many([two])
-    values = rng.normal(0, 1, 50)
-    both.update(values)
-    both.decrement(values)
-    assert both.to_bytes() == one.merge_many([two]).to_bytes()
-    before = one.to_bytes()
-    with pytest.raises(IncompatibleSynopses, match="were not added"):
-        one.decrement(np.full(400, 0.0))
-    assert one.to_bytes() == before
-
-
 def test_bad_ranges_and_questions_are_refused_by_name() -> None:
     for low, high in ((1, 1), (2, 1), (0, 5e-324), (1e16, 1e16 + 4), (-1e308, 1e308)):
-        with pytest.raises(InvalidRequest, match="high: "):
+        with refused(InvalidRequest, "high"):
             EquiWidthHistogram(low, high, 64)
     for low in (math.nan, -math.inf, True, "0"):
-        with pytest.raises(InvalidRequest, match=r"low: .*a finite number"):
+        with refused(InvalidRequest, "low"):
             EquiWidthHistogram(low, 1)  # type: ignore[arg-type]
     for bins in (0, 1.5, 1 << 21):
-        with pytest.raises(InvalidRequest, match="bins: "):
+        with refused(InvalidRequest, "bins"):
             EquiWidthHistogram(0, 1, bins)  # type: ignore[arg-type]
     histogram = EquiWidthHistogram(0, 1)
     for question in (Range(math.nan, 1), Range(0, math.nan), Quantile(2.0), Mean()):
         with pytest.raises(InvalidRequest):
             histogram.query(question)
-    with pytest.raises(IncompatibleSynopses, match=r"'high': 1\.0.*'high': 2\.0"):
+    with pytest.raises(IncompatibleSynopses):
         histogram.merge_many([EquiWidthHistogram(0, 2)])
     assert isinstance(histogram, Synopsis) and isinstance(from_bytes(histogram.to_bytes()), EquiWidthHistogram)
 

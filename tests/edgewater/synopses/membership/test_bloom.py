@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edgewater.model.errors import InvalidRequest
+from edgewater.base.errors import InvalidRequest
 from edgewater.synopses import (
     BloomFilter,
     Contains,
@@ -16,6 +16,7 @@ from edgewater.synopses import (
     from_bytes,
 )
 from edgewater.synopses.membership.bloom import size_for
+from tests.refusals import refused
 
 SEED = 13
 
@@ -115,14 +116,9 @@ def test_for_capacity_gives_the_sizes_of_the_formula() -> None:
     bits, hashes = size_for(1_000_000, 0.01)
     assert 9_585_059 <= bits <= 9_585_059 * 1.13 and hashes == 7
     assert size_for(1, 0.5) == (64, 32)
-    for capacity, fpr, match in (
-        (0, 0.1, "capacity"),
-        (10**10, 0.01, "capacity: 1.*bits"),
-        (5, 0, "fpr"),
-        (5, 1, "fpr"),
-    ):
-        with pytest.raises(InvalidRequest, match=match):
+    for capacity, fpr, field in ((0, 0.1, "capacity"), (10**10, 0.01, "capacity"), (5, 0, "fpr"), (5, 1, "fpr")):
+        with refused(InvalidRequest, field):
             size_for(capacity, fpr)
     for bits, hashes in ((100, 3), (0, 3), (1 << 32, 3), (64, 0), (64, 33)):
-        with pytest.raises(InvalidRequest, match=r"bits|hashes"):
+        with refused(InvalidRequest, "hashes" if bits == 64 else "bits"):
             BloomFilter(bits, hashes)

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
+from edgewater.base.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
 from edgewater.synopses import (
     Contains,
     Count,
@@ -19,6 +19,7 @@ from edgewater.synopses import (
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.membership.cuckoo import CuckooStack
 from edgewater.synopses.membership.cuckoo_table import SLOTS
+from tests.refusals import refused
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +53,6 @@ def test_a_story_of_a_set() -> None:
     assert round(both.query(Distinct()).value) == 3 and both.query(Contains("cy")).value == 1
     again = from_bytes(both.to_bytes())
     assert isinstance(again, CuckooFilter) and again.query() == both.query()
-    assert not hasattr(held, "decrement"), "another edge may have added it too"
 
 
 def test_a_story_of_a_multiset() -> None:
@@ -62,18 +62,8 @@ def test_a_story_of_a_multiset() -> None:
     other.update(["ann", "cy"])
     both = held.merge_many([other])
     assert both.query(Frequency("ann")).value == 3 and both.query(Count()).value == 5 == both.query().value
-    both.decrement(["ann", "cy"])
-    assert both.to_bytes() == held.to_bytes()
-    both.update(["ann", "cy"])
-    both.decrement(["ann", "ann", "bob"])
-    assert both.query(Contains("bob")).value == 0 and both.query(Frequency("ann")).value == 1
-    assert both.records == 2 == both.query(Count()).value
-    before = both.to_bytes()
-    for values in (["bob"], ["ann", "ann"], ["cy", "bob"]):
-        with pytest.raises(InvalidRequest, match=r"1 values.*does not contain them.*added before"):
-            both.decrement(values)
-        assert both.to_bytes() == before, "nothing is taken out by half"
-    assert from_bytes(before).to_bytes() == before
+    assert both.query(Contains("bob")).value == 1 and both.records == 5
+    assert from_bytes(both.to_bytes()).to_bytes() == both.to_bytes()
 
 
 @each_kind
@@ -96,8 +86,6 @@ def test_there_are_no_false_negatives_in_an_overfull_filter(kind: type, load: fl
     assert found(again, values).all() and again.to_bytes() == held.to_bytes()
     if kind is CountingCuckooFilter:
         assert held.query(Count()).value == len(values)
-        held.decrement(values)
-        assert len(held._stack._contents()[0]) == 0 == held._stack._table.sizes()[0]
 
 
 def test_the_false_positive_rate_is_as_stated() -> None:
@@ -117,8 +105,6 @@ def test_a_million_copies_of_a_value_take_one_slot() -> None:
     assert held.query(Frequency(0)).value == 1_000_001
     assert not held.overfull and found(held, np.arange(20)).all()
     assert len(held.to_bytes()) < 300
-    held.decrement(np.zeros(1_000_000, np.int64))
-    assert held.query(Frequency(0)).value == 1
 
 
 # For a coverage of exactly 95 %, fewer than 265 of 300 intervals contain the true value with probability 3e-7.
@@ -136,32 +122,20 @@ def test_intervals_of_sizes_contain_the_true_value_as_often_as_stated() -> None:
     assert ((given.lower <= n) & (n <= given.upper)).sum() >= 172  # of 200 at 95 %: 4e-7
 
 
-def test_a_removal_keeps_the_other_fingerprints_of_a_bucket() -> None:
-    rng = np.random.default_rng(SEED)
-    held, values = CountingCuckooFilter(64), different(230)
-    held.update(values)
-    for _ in range(5):
-        gone = rng.random(len(values)) < 0.4
-        held.decrement(values[gone])
-        assert found(held, values[~gone]).all() and held.query(Count()).value == (~gone).sum()
-        held.update(values[gone])
-    assert found(held, values).all()
-
-
 def test_sizes_and_bad_parameters() -> None:
     assert CuckooFilter.for_capacity(1)._stack.buckets == 1
     assert CuckooFilter.for_capacity(3891)._stack.buckets == 1024
     assert CuckooFilter.for_capacity(3892)._stack.buckets == 2048
     for buckets in (0, 3, 1 << 25, 2.0, True):
-        with pytest.raises(InvalidRequest, match="buckets"):
+        with refused(InvalidRequest, "buckets"):
             CuckooFilter(buckets)  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequest, match="capacity"):
+    with refused(InvalidRequest, "capacity"):
         CuckooFilter.for_capacity(1 << 30)
-    with pytest.raises(InvalidRequest, match="one of Distinct, Contains, FalsePositiveRate"):
+    with refused(InvalidRequest, "question"):
         CuckooFilter(8).query(Frequency(1))
-    with pytest.raises(IncompatibleSynopses, match=r"'buckets': 8.*'buckets': 16"):
+    with pytest.raises(IncompatibleSynopses):
         CuckooFilter(8).merge_many([CuckooFilter(16)])
-    with pytest.raises(IncompatibleSynopses, match="cuckoo and counting_cuckoo"):
+    with pytest.raises(IncompatibleSynopses):
         CuckooFilter(8).merge_many([CountingCuckooFilter(8)])  # type: ignore[list-item]
 
 
@@ -171,5 +145,5 @@ def test_cells_outside_the_table_are_corrupt() -> None:
     for array, values in ((1, np.full(10, 9)), (2, np.zeros(10, np.int64)), (0, np.array([9])), (1, np.arange(9))):
         message = held._stack.to_message()
         message.arrays[array].CopyFrom(codec.encode(values))
-        with pytest.raises(CorruptSynopsis, match="cuckoo"):
+        with pytest.raises(CorruptSynopsis):
             from_bytes(codec.seal(message))

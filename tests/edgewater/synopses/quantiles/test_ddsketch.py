@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewater.model.errors import IncompatibleSynopses, InvalidRecord, InvalidRequest
+from edgewater.base.errors import IncompatibleSynopses, InvalidRecord, InvalidRequest
 from edgewater.synopses import (
     Count,
     DDSketch,
@@ -23,6 +23,7 @@ from edgewater.synopses import (
 from edgewater.synopses.quantiles.ddsketch import MAX_BINS
 from edgewater.synopses.quantiles.log_bins import collapsed_accuracy
 from tests.examples import examples
+from tests.refusals import refused
 
 SEED = 5
 QS = (0.0, 0.001, 0.25, 0.5, 0.9, 0.99, 0.9999, 1.0)
@@ -157,20 +158,20 @@ def test_a_sketch_of_small_integers_is_small() -> None:
 
 def test_bad_parameters_values_and_questions_are_refused_by_name() -> None:
     for accuracy in (0, 0.0009, 0.6, math.nan, True, "1%"):
-        with pytest.raises(InvalidRequest, match=r"accuracy: .*from 0.001 to 0.5"):
+        with refused(InvalidRequest, "accuracy"):
             DDSketch(accuracy)  # type: ignore[arg-type]
-    with pytest.raises(InvalidRecord, match=r"values: 'string'.*int64 or float64"):
+    with refused(InvalidRecord, "values"):
         DDSketch().update(["a"])
-    with pytest.raises(InvalidRecord, match=r"values: 'uint64'.*that fit int64"):
+    with refused(InvalidRecord, "values"):
         DDSketch().update(np.array([1 << 63], np.uint64))
     for q in (-0.1, 1.1, math.nan):
-        with pytest.raises(InvalidRequest, match="q: "):
+        with refused(InvalidRequest, "q"):
             DDSketch().query(Quantile(q))
-    with pytest.raises(InvalidRequest, match="x: nan"):
+    with refused(InvalidRequest, "x"):
         DDSketch().query(Rank(math.nan))
-    with pytest.raises(InvalidRequest, match="Quantile, Rank"):
+    with refused(InvalidRequest, "question"):
         DDSketch().query(Distinct())
-    with pytest.raises(IncompatibleSynopses, match=r"0\.01.*0\.02"):
+    with pytest.raises(IncompatibleSynopses):
         DDSketch(0.01).merge_many([DDSketch(0.02)])
 
 

@@ -5,13 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
+from edgewater.base.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
 from edgewater.synopses import Count, Distinct, Kll, Maximum, Minimum, Quantile, Rank, Synopsis, from_bytes
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.quantiles.kll import KllStack
 from tests.cells import at_night
 from tests.edgewater.synopses.interval_coverage import least_hits, zoo
 from tests.examples import examples
+from tests.refusals import refused
 
 pytestmark = pytest.mark.slow
 
@@ -173,18 +174,18 @@ def test_equal_data_at_many_sources_keep_the_bound() -> None:
 
 def test_bad_parameters_questions_and_bytes_are_refused() -> None:
     for k in (7, 1 << 17, 20.5, True):
-        with pytest.raises(InvalidRequest, match="k: "):
+        with refused(InvalidRequest, "k"):
             Kll(k)  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequest, match="epsilon"):
+    with refused(InvalidRequest, "epsilon"):
         Kll.for_error(1e-6)
     sketch = sketch_of([1.0, 2.0, 3.0])
     for question in (Quantile(-0.1), Rank(math.nan), Quantile(0.5, 1.0), Distinct()):
         with pytest.raises(InvalidRequest):
             sketch.query(question)
-    with pytest.raises(IncompatibleSynopses, match=r"'k': 200.*'k': 100"):
+    with pytest.raises(IncompatibleSynopses):
         sketch.merge_many([Kll(100)])
     message = codec.unseal(sketch.to_bytes())
     message.arrays[0].CopyFrom(codec.encode(np.array([4], np.int64)))
-    with pytest.raises(CorruptSynopsis, match="add up to n"):
+    with pytest.raises(CorruptSynopsis):
         from_bytes(codec.seal(message))
     assert isinstance(sketch, Synopsis) and isinstance(from_bytes(sketch.to_bytes()), Kll)

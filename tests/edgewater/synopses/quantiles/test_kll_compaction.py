@@ -1,4 +1,4 @@
-"""Thinning of many sorted sketches before they are sorted together."""
+"""The merge of many sketches."""
 
 from __future__ import annotations
 
@@ -6,62 +6,8 @@ import numpy as np
 import pytest
 
 from edgewater.synopses import Kll, Quantile, Rank, from_bytes, merge_bytes
-from edgewater.synopses.hashing import finalised_word
-from edgewater.synopses.quantiles.kll_compaction import cascaded, height_for, thinned
 
 SEED = 31
-
-
-def word_of(key: int):  # type: ignore[no-untyped-def]
-    return lambda values, level: finalised_word(int(values.view(np.uint64).sum()) + level & (1 << 64) - 1, key)
-
-
-def sketches(count: int, size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Returns values and levels of `count` sketches, concatenated and each sorted."""
-    values = np.sort(rng.normal(0, 1, (count, size)), axis=1).ravel()
-    return values, rng.integers(0, 4, count * size).astype(np.uint8)
-
-
-def weight_to(x: float, values: np.ndarray, levels: np.ndarray) -> float:
-    return float((2.0**levels)[values <= x].sum())
-
-
-def test_thinning_keeps_weights_is_unbiased_and_its_variance_is_at_most_the_tracked_one() -> None:
-    """600 keys: a mean, or a variance equal to the tracked one, deviates by 5 standard errors for one of a million
-    seeds."""
-    values, levels = sketches(40, 53, np.random.default_rng(SEED))
-    for height, x in ((1, 0.3), (3, -0.7), (5, 0.0), (9, 0.2)):
-        truth, errors, counted = weight_to(x, values, levels), [], 0.0
-        for key in range(600):
-            runs, counted = thinned(values, levels, height, 40, word_of(key))
-            held, at = (np.concatenate([run[i] for run in runs]) for i in (1, 2))
-            assert (2.0**at).sum() == (2.0**levels).sum()
-            errors.append(weight_to(x, held, at) - truth)
-        assert abs(np.mean(errors)) < 5 * np.std(errors) / np.sqrt(len(errors))
-        assert 0 < np.var(errors) < counted * (1 + 5 * np.sqrt(2 / len(errors)))
-
-
-def test_a_height_of_0_changes_nothing_but_the_order() -> None:
-    values, levels = sketches(7, 20, np.random.default_rng(SEED))
-    runs, counted = thinned(values, levels, 0, 7, word_of(1))
-    held, at = (np.concatenate([run[i] for run in runs]) for i in (1, 2))
-    order, mine = np.lexsort((values, levels)), np.lexsort((held, at))
-    assert counted == 0 and (held[mine] == values[order]).all() and (at[mine] == levels[order]).all()
-
-
-def test_thinning_adds_at_most_half_of_the_variance_of_the_union() -> None:
-    for n, mean, k in ((2_000_000, 2000.0, 200), (10**9, 50.0, 8), (10**12, 1e6, 65_536), (5000, 5000.0, 200)):
-        height = height_for(n, mean, k)
-        assert height == 0 or n / mean * 4.0**height <= (n / k) ** 2 / 8
-        assert n / mean * 4.0 ** (height + 1) > (n / k) ** 2 / 8
-
-
-def test_a_cascade_leaves_room_in_every_level_and_keeps_weights() -> None:
-    values, levels = sketches(300, 90, np.random.default_rng(SEED))
-    runs, _ = thinned(values, levels, 2, 300, word_of(3))
-    (groups, held, at), counted = cascaded(runs, 200, word_of(4))
-    assert (2.0**at).sum() == (2.0**levels).sum() and counted > 0 and not groups.any()
-    assert np.bincount(at).max() <= 200 and (held[1:] >= held[:-1]).all()
 
 
 @pytest.mark.parametrize("ordered", [False, True])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgewater.model.errors import CorruptSynopsis
+from edgewater.base.errors import CorruptSynopsis
 from edgewater.synopses import (
     BernoulliSample,
     BiasedReservoir,
@@ -126,7 +126,7 @@ def test_a_sampled_value_outside_of_the_range_is_corrupt() -> None:
     sample.update(np.arange(100.0))
     message = codec.unseal(sample.to_bytes())
     message.arrays[3].CopyFrom(codec.encode(np.array([2.0])))
-    with pytest.raises(CorruptSynopsis, match="greatest"):
+    with pytest.raises(CorruptSynopsis):
         from_bytes(codec.seal(message))
 
 

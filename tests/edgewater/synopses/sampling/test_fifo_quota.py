@@ -3,9 +3,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewater.model.errors import IncompatibleSynopses, InvalidRequest
+from edgewater.base.errors import IncompatibleSynopses, InvalidRequest
 from edgewater.synopses import FifoSample, from_bytes
 from tests.examples import examples
+from tests.refusals import refused
 
 
 def kept(rows: list[tuple[int, int, int]], size: int, quota: int) -> list[tuple[int, int, int]]:
@@ -48,7 +49,7 @@ def test_a_quota_limits_a_source_with_a_fast_clock() -> None:
     merged = parts[0].merge_many(parts[1:])
     assert merged.source_counts() == {0: 40, 1: 20, 2: 20, 3: 20}
     free = FifoSample(100, source=0)
-    with pytest.raises(IncompatibleSynopses, match="quota"):
+    with pytest.raises(IncompatibleSynopses):
         merged.merge_many([free])
-    with pytest.raises(InvalidRequest, match="quota"):
+    with refused(InvalidRequest, "quota"):
         FifoSample(100, quota=0)

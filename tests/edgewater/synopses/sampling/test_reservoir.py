@@ -5,7 +5,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edgewater.model.errors import IncompatibleSynopses, InvalidRecord, InvalidRequest
+from edgewater.base.errors import IncompatibleSynopses, InvalidRecord, InvalidRequest
 from edgewater.synopses import (
     BernoulliSample,
     Count,
@@ -22,6 +22,7 @@ from edgewater.synopses import (
 )
 from edgewater.synopses.sampling.bernoulli import BernoulliStack
 from edgewater.synopses.sampling.reservoir import ReservoirStack
+from tests.refusals import refused
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +55,7 @@ def test_a_sample_of_all_records_is_exact() -> None:
 def test_partials_of_one_source_with_different_records_are_refused() -> None:
     rng = np.random.default_rng(SEED)
     left, right = sample_of(rng.normal(0, 1, 500)), sample_of(rng.normal(0, 1, 500))
-    with pytest.raises(IncompatibleSynopses, match=r"identity.*`source` of its own"):
+    with pytest.raises(IncompatibleSynopses):
         left.merge_many([right])
 
 
@@ -72,9 +73,9 @@ def test_strings_are_sampled_and_counted_but_not_averaged() -> None:
     assert len(set(sample.items().to_pylist())) == 10 and sample.records == 5000
     assert sample.query(Count()).lower <= 5000 <= sample.query(Count()).upper
     assert from_bytes(sample.to_bytes()).to_bytes() == sample.to_bytes()
-    with pytest.raises(InvalidRequest, match="a sample of strings"):
+    with refused(InvalidRequest, "question"):
         sample.query(Mean())
-    with pytest.raises(InvalidRecord, match="one type of items"):
+    with refused(InvalidRecord, "values"):
         sample.update([1.5])
 
 
@@ -98,7 +99,7 @@ def test_special_numbers_do_not_give_wrong_answers() -> None:
 def test_for_error_gives_the_size_that_the_error_needs() -> None:
     assert ReservoirSample.for_error(0.05)._stack.size == 385
     assert ReservoirSample.for_error(0.05, confidence=0.99)._stack.size == 664
-    with pytest.raises(InvalidRequest, match="epsilon"):
+    with refused(InvalidRequest, "epsilon"):
         ReservoirSample.for_error(1e-5)
 
 
@@ -122,23 +123,23 @@ def test_a_bernoulli_sample_keeps_its_rate_until_it_is_full() -> None:
 
 def test_bad_parameters_and_batches_are_refused_by_name() -> None:
     for size in (0, -1, 1.5, True, 1 << 25):
-        with pytest.raises(InvalidRequest, match="size: "):
+        with refused(InvalidRequest, "size"):
             ReservoirSample(size)  # type: ignore[arg-type]
     for source in (-1, 1 << 64, 0.5):
-        with pytest.raises(InvalidRequest, match="source: "):
+        with refused(InvalidRequest, "source"):
             ReservoirSample(source=source)  # type: ignore[arg-type]
     for rate in (0, 1.1, 1e-12, math.nan, True):
-        with pytest.raises(InvalidRequest, match="rate: "):
+        with refused(InvalidRequest, "rate"):
             BernoulliSample(rate)
-    with pytest.raises(InvalidRecord, match=r"ids: .*3 whole numbers"):
+    with refused(InvalidRecord, "ids"):
         ReservoirSample().update([1, 2, 3], ids=[1, 2])
-    with pytest.raises(InvalidRecord, match="times: "):
+    with refused(InvalidRecord, "times"):
         ReservoirStack(1).update(np.zeros(2, np.int64), np.zeros(2), times=np.zeros(3, np.int64))
-    with pytest.raises(IncompatibleSynopses, match=r"5.*6"):
+    with pytest.raises(IncompatibleSynopses):
         ReservoirSample(5).merge_many([ReservoirSample(6)])
-    with pytest.raises(IncompatibleSynopses, match=r"0\.5.*0\.25"):
+    with pytest.raises(IncompatibleSynopses):
         BernoulliSample(0.5).merge_many([BernoulliSample(0.25)])
-    with pytest.raises(InvalidRequest, match="Mean, Sum, Count"):
+    with refused(InvalidRequest, "question"):
         ReservoirSample().query(Distinct())
     for question in (Quantile(1.5), Proportion(math.nan, 1), Mean(1.0)):
         with pytest.raises(InvalidRequest):

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRecord, InvalidRequest, SynopsisError
+from edgewater.base.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRecord, InvalidRequest, SynopsisError
 from edgewater.synopses import Count, HaarWavelet, Mean, Point, Quantile, RangeSum, Sum, Synopsis, from_bytes
 from edgewater.synopses.encoding import codec
 from tests.examples import examples
+from tests.refusals import refused
 
 SEED = 17
 LENGTHS = (1, 2, 3, 7, 64, 100, 1000, 4096, 5001)
@@ -126,26 +127,6 @@ def test_shorter_signals_are_extended_by_zeros_in_a_sum() -> None:
     assert_holds(merged, np.r_[one + np.r_[two, np.zeros(700)], walk(500, 6)])
 
 
-@pytest.mark.parametrize(("left", "right"), [(0, 100), (4096, 4096), (4096, 1000), (3072, 1024), (3072, 777), (64, 0)])
-def test_an_aligned_signal_is_appended(left: int, right: int) -> None:
-    signal = walk(left + right)
-    one, two = wavelet_of(signal[:left]), wavelet_of(signal[left:])
-    both = one.append(two)
-    assert both.records == left + right and one.records == left
-    assert_holds(both, signal)
-    assert both.error >= math.hypot(one.error, two.error) * (1 - 1e-9), "half the coefficients have to go"
-    again = HaarWavelet(10_000)
-    again.update(signal[:left])
-    whole = HaarWavelet(10_000)
-    whole.update(signal[left:])
-    np.testing.assert_allclose(again.append(whole).signal(), signal, atol=1e-9)
-
-
-def test_a_signal_off_the_grid_is_not_appended() -> None:
-    with pytest.raises(IncompatibleSynopses, match=r"1000 values.*of 100, which is not a multiple of 512"):
-        wavelet_of(walk(100)).append(wavelet_of(walk(1000)))
-
-
 values = st.floats(-1e6, 1e6)
 
 
@@ -209,15 +190,16 @@ def test_damaged_bytes_are_corrupt_or_harmless() -> None:
 def test_invalid_values_are_refused_and_nothing_is_added() -> None:
     wavelet = wavelet_of([1, 2, 3])
     for bad in ([1.0, math.nan], [math.inf], [1e200], pa.array([1, None]), ["a"], [True]):
-        with pytest.raises(InvalidRecord, match="finite numbers"):
+        with refused(InvalidRecord, "values"):
             wavelet.update(bad)
     assert wavelet.records == 3
-    for question in (Point(3), Point(-1), RangeSum(2, 1), RangeSum(0, 3)):
-        with pytest.raises(InvalidRequest, match="a whole number from"):
+    asked = {Point(3): "index", Point(-1): "index", RangeSum(2, 1): "first", RangeSum(0, 3): "last"}
+    for question, field in asked.items():
+        with refused(InvalidRequest, field):
             wavelet.query(question)
-    with pytest.raises(InvalidRequest, match="RangeSum, Point"):
+    with refused(InvalidRequest, "question"):
         wavelet.query(Quantile(0.5))
-    with pytest.raises(IncompatibleSynopses, match=r"32.*16"):
+    with pytest.raises(IncompatibleSynopses):
         wavelet.merge_many([HaarWavelet(16)])
     assert math.isnan(HaarWavelet().query(Sum()).value)
     assert wavelet.query(Mean()).value == 2

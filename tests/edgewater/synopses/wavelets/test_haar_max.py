@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewater.model.errors import CorruptSynopsis, IncompatibleSynopses
+from edgewater.base.errors import CorruptSynopsis, IncompatibleSynopses
 from edgewater.synopses import HaarWavelet, MaxErrorWavelet, Point, RangeSum, from_bytes
 from tests.examples import examples
 
@@ -53,14 +53,6 @@ def test_the_tracked_bound_of_the_maximum_error_holds(one, two, coefficients, ba
     assert_holds(again, np.array([*one, *two, *one]))
 
 
-@examples(25)
-@given(st.integers(0, 6), st.integers(1, 64), st.integers(1, 9))
-def test_an_appended_signal_is_within_the_bound(blocks: int, length: int, coefficients: int) -> None:
-    signal = np.random.default_rng(length).normal(0, 1, blocks * 64 + length)
-    one, two = wavelet_of(signal[: blocks * 64], coefficients), wavelet_of(signal[blocks * 64 :], coefficients)
-    assert_holds(one.append(two), signal)
-
-
 @pytest.mark.parametrize("batch", [64, 1000, 1 << 20])
 def test_single_spikes_are_kept_that_the_l2_norm_drops(batch: int) -> None:
     rng = np.random.default_rng(SEED)
@@ -79,7 +71,7 @@ def test_few_coefficients_are_exact_and_kinds_do_not_mix() -> None:
     wavelet = wavelet_of(steps, 8)
     assert wavelet.max_error == 0
     np.testing.assert_array_equal(wavelet.signal(), steps)
-    with pytest.raises(IncompatibleSynopses, match=r"haar_max.*haar"):
+    with pytest.raises(IncompatibleSynopses):
         wavelet.merge_many([HaarWavelet(8)])
     data = wavelet.to_bytes()
     for at in range(len(data)):

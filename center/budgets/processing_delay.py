@@ -1,0 +1,75 @@
+"""Processing delay of each query at the center: from a frame's arrival until answers contain its values. Pure.
+
+Under a staleness budget, edges subtract it from their deadlines. So it is a high quantile, not a mean: it rises at once
+with a slow batch, and decreases only when the slow batches have left the minute of samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+
+from edgewater.wire import QueryRef
+
+QUANTILE = 0.95
+WINDOW_MS = 60_000
+MAX_SAMPLES = 1_024  # limit: memory of the measurements
+REPORT_INTERVAL_MS = 5_000  # limit: writes to the catalog
+MIN_RELATIVE_CHANGE = 0.2
+"""A smaller relative change is not reported."""
+MIN_CHANGE_MS = 20  # limit: writes to the catalog
+
+
+class ProcessingDelays:
+    """Delays of the last minute, at most `MAX_SAMPLES` per query.
+
+    Args:
+        margin_ms: added to the measured delay, because an early answer is given this long before it is due.
+    """
+
+    def __init__(self, margin_ms: int = 0) -> None:
+        self._margin_ms = margin_ms
+        self._samples: dict[QueryRef, deque[tuple[int, int]]] = {}
+        self._reported: dict[QueryRef, tuple[int, int]] = {}
+
+    def add(self, ref: QueryRef, delays_ms: Iterable[int], now_ms: int) -> None:
+        """Adds the delays of frames of a query that are applied now."""
+        samples = self._samples.setdefault(ref, deque(maxlen=MAX_SAMPLES))
+        samples.extend((now_ms, max(0, delay_ms)) for delay_ms in delays_ms)
+        _drop_before(now_ms - WINDOW_MS, samples)
+
+    def delay_ms(self, ref: QueryRef) -> int | None:
+        """Returns the 95th percentile plus the margin; None without samples."""
+        delays = sorted(delay_ms for _, delay_ms in self._samples.get(ref, ()))
+        return delays[math.ceil(QUANTILE * len(delays)) - 1] + self._margin_ms if delays else None
+
+    def take_changes(self, now_ms: int) -> dict[QueryRef, int]:
+        """Returns the delays that differ enough from the delays returned last. They count as reported.
+
+        A query without frames for a minute may be deleted. So its state is dropped, and its next delay is reported.
+        """
+        for ref, samples in list(self._samples.items()):
+            _drop_before(now_ms - WINDOW_MS, samples)
+            if not samples:
+                del self._samples[ref]
+                self.mark_unreported(ref)
+        changes = {}
+        for ref in self._samples:
+            delay_ms = self.delay_ms(ref)
+            reported_ms, reported_at_ms = self._reported.get(ref, (0, now_ms - REPORT_INTERVAL_MS))
+            if delay_ms is None or now_ms - reported_at_ms < REPORT_INTERVAL_MS:
+                continue
+            if abs(delay_ms - reported_ms) > max(MIN_CHANGE_MS, MIN_RELATIVE_CHANGE * reported_ms):
+                changes[ref] = delay_ms
+                self._reported[ref] = (delay_ms, now_ms)
+        return changes
+
+    def mark_unreported(self, ref: QueryRef) -> None:
+        """Marks a delay as not reported. Called if the report could not be stored."""
+        self._reported.pop(ref, None)
+
+
+def _drop_before(time_ms: int, samples: deque[tuple[int, int]]) -> None:
+    while samples and samples[0][0] < time_ms:
+        samples.popleft()
