@@ -232,7 +232,7 @@ def test_faults_are_named_together_with_their_places_and_without_secrets(tmp_pat
 
 OLD_CENTER = {
     "gateway": {"credit": "1MiB", "max_frame": "2MiB", "compression_memory": 0, "work": 1_000, "heartbeat": "2s"},
-    "api": {"cache": "1MiB", "limits": {"responses": "4MiB"}},
+    "api": {"cache": "1MiB", "limits": {"responses": "4MiB", "evaluate": 4, "evaluate_per_principal": 2, "idle": "1m"}},
     "spark": {"max_answer": "2MiB", "trigger": "1s", "lease": "2s"},
 }
 """All keys of 0.3.0 that have another name now."""

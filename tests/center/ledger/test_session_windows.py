@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from center.ledger import EdgesChanged, Emission, FramesMerged, FrameSummary, Ledger, QueryRegistered, TimeAdvanced
@@ -365,6 +365,7 @@ def check(course: Course) -> None:
 
 
 @given(st.lists(STEP, max_size=15), st.integers(0, 2), st.integers(-4000, 4000))
+@example([("read", 0, [0]), ("read", 2, [-1, 1000]), ("ship", 2, False, 1), ("read", 2, [0])], 0, 0)
 @examples(80)
 def test_one_more_record_revises_only_the_sessions_it_touches(
     steps: list[tuple[Any, ...]], number: int, offset: int
@@ -381,6 +382,7 @@ def test_one_more_record_revises_only_the_sessions_it_touches(
     time = course.base[number] + offset
     course.edges[number].reads(time)
     course.arrives(number, course.edges[number].ships())
+    course.step(("wait", 60_000, False, None))  # a correction soon after another waits for more
     near = {s for s, e in before if s - GAP < time < e}
     after = brute_force([*course.taken, time], course.spec.window)
     grown = {s for s, e in after if s <= time < e}
