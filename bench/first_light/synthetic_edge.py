@@ -137,6 +137,9 @@ class SyntheticEdge:
     def table_rows(self) -> Sequence[str]:
         return ()
 
+    def may_omit(self) -> bool:
+        return False
+
     def hello(self) -> pb.Hello:
         columns = [pb.Stream.Column(name="key", type="string"), pb.Stream.Column(name="value", type="int64")]
         return pb.Hello(
