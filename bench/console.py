@@ -114,7 +114,7 @@ def renderer_share(chromium: Any, queries: int, groups: int, seconds: float) -> 
     """Returns CPU of the browser's processes over wall time, with this many live queries; and the answers per
     second.
     """
-    flights = {f"C{i:03}": 1 + i % 3 for i in range(groups)}
+    flights: dict[str | None, int] = {f"C{i:03}": 1 + i % 3 for i in range(groups)}
     with new_desk() as desk:
         desk.connect("jfk")
         registered = [desk.register(name=f"q{i:03}", edges=["jfk"], measures={"n": "count()"}) for i in range(queries)]

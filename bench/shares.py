@@ -145,7 +145,8 @@ def _ship(core: EdgeCore) -> list[tuple[int, dict[int, Mapping[str, float]]]]:
     """Returns, for each frame that the edge ships now, its bytes and its sums by slice and group."""
     shipped = []
     while built := [e for e in core.handle(PullEvent(1 << 20)) if isinstance(e, FrameBuilt)]:
-        frame, found = built[0].frame, {}
+        frame = built[0].frame
+        found: dict[int, Mapping[str, float]] = {}
         for partial in frame.unpack().partials:
             aggregate = GroupedAggregate.from_bytes(partial.synopsis)
             sums = aggregate.query("bytes").value

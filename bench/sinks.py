@@ -34,7 +34,7 @@ def cpu_s() -> float:
 def answered(desk: Desk, windows: int, first: int = 0) -> int:
     """Gives answers to windows of `GROUPS` groups. Returns the number of rows."""
     query = desk.register(lateness="9999h") if first == 0 else desk.catalog.queries.get("flights")
-    groups = {f"group-{n}": 1 + n % 3 for n in range(GROUPS)}
+    groups: dict[str | None, int] = {f"group-{n}": 1 + n % 3 for n in range(GROUPS)}
     if first == 0:
         desk.report(query, "jfk", T0, groups)
         with desk.results.engine.begin() as connection:  # tables of files get only final answers

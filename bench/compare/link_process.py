@@ -124,7 +124,7 @@ def forward(links: list[Link], routes: dict[int, tuple[Shaper, int]]) -> None:
     while True:
         timeout = max(under_way[0][0] - time.monotonic(), 0.0) if under_way else None
         for key, _ in selector.select(timeout):
-            if key.fileobj is sys.stdin:
+            if key.fd == sys.stdin.fileno():
                 line = sys.stdin.readline()
                 if not line:
                     return

@@ -138,11 +138,9 @@ def skew(spark: Any, directory: Path, size: CondorSize) -> dict[str, float]:
             path = synthetic(directory, size.rows, zipf=name == "zipf")
         df = spark.read.parquet(str(path)).where(f"{key} is not null")
         records = df.count()
-        for label, strata, strategy in (
-            ("global", None, "auto"),
-            ("stratified", key, "auto"),
-            ("stratified, round robin", key, Strategy("round_robin", "bucketing")),
-        ):
+        in_turn: list[Any] = ["auto", "auto", Strategy("round_robin", "bucketing")]
+        labels = {"global": None, "stratified": key, "stratified, round robin": key}
+        for (label, strata), strategy in zip(labels.items(), in_turn, strict=True):
             out = build(
                 df, CountMin(64, 5), of=key, time="ts", window=TumblingWindow(window), stratify_by=strata,
                 strategy=strategy,

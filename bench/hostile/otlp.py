@@ -80,7 +80,7 @@ def _json(signal: str) -> list[bytes]:
         ids = {name: base64.b64decode(members[name]).hex() for name in ("traceId", "spanId") if name in members}
         return members | ids
 
-    texts = [json_format.MessageToJson(REQUESTS[signal].FromString(data)) for data in CORPUS[signal]()]
+    texts = [json_format.MessageToJson(REQUESTS[signal]().FromString(data)) for data in CORPUS[signal]()]
     return [json.dumps(json.loads(text, object_hook=with_hexadecimal_ids)).encode() for text in texts]
 
 

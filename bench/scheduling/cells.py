@@ -190,7 +190,9 @@ def _normal(
             past = means[first:at].tolist(), squares[first:at].tolist()
             hits += normal_interval(*past, confidence, variance).contains(watermark[at])  # type: ignore[arg-type]
         _add(inside[name], hits, count - 20)
-    intervals = ((regression_interval(watermark[max(0, at - 400) : at], confidence), at) for at in range(20, count))
+    intervals = (
+        (regression_interval(list(watermark[max(0, at - 400) : at]), confidence), at) for at in range(20, count)
+    )
     _add(inside["linear regression"], sum(each.contains(watermark[at]) for each, at in intervals), count - 20)
 
 

@@ -57,7 +57,7 @@ def _take_in_turn(queues: Mapping[str, deque[FrameEntry]], limits: BatchLimits) 
     active = deque(key for key, queue in queues.items() if queue)
     while active and frames_left:
         key = active.popleft()
-        position, size, *_ = queues[key][0]
+        position, size = queues[key][0].position, queues[key][0].size
         above_share = taken[key] > 0 and taken[key] + size > limits.bytes_per_query
         if ends and (size > bytes_left or above_share):
             continue  # the next batch takes this query's remaining frames

@@ -74,7 +74,8 @@ class _Data:
         targets = [(AccuracyTarget(ERROR, confidence), measure) for measure, confidence in queries]
         records = LateRecords(self.delays, self.values, self.event, self.watched + windows, seed)
         return EarlyAnswerSimulation(
-            records, *targets[0], 0.0, substream_ms=SUBSTREAM_MS, sampling=self.rate < 1, fixed_rate=self.rate,
+            records,  # type: ignore[arg-type]
+            *targets[0], 0.0, substream_ms=SUBSTREAM_MS, sampling=self.rate < 1, fixed_rate=self.rate,
             disorder_ms=self.disorder_ms, delays_ms=self.delays_ms, watched=self.watched, others=targets[1:],
         ).run_each()  # fmt: skip
 

@@ -153,7 +153,9 @@ def _frequencies(data: str, seed: int, trials: int) -> Tallies:
             (f"frequency, {name}", Frequency(item), (numbers == item).sum(axis=1).astype(float))
             for name, item in (("frequent", 1), ("rare", 1500), ("absent", -5))
         ]
-        joins = [("self join", SelfJoinSize(), np.array([float((one[1].astype(float) ** 2).sum())]))]
+        joins: list[tuple[str, Any, Any]] = [
+            ("self join", SelfJoinSize(), np.array([float((one[1].astype(float) ** 2).sum())]))
+        ]
         parts = np.split(numbers, 3, axis=1)
         agms = partial(FastAgmsStack, width=256, depth=5, seed=hashed)
         joins.append(("join", JoinSize(_merged(agms, [other])), np.array([join])))
@@ -208,7 +210,7 @@ def _wavelets(data: str, seed: int, trials: int) -> Tallies:
                          ("range sum", RangeSum(first, last), math.fsum(signal[first : last + 1]))]  # fmt: skip
                 for name, question, truth in asked:
                     answer = wavelet.query(question)
-                    bounds = (np.array([b]) for b in (answer.value, answer.lower, answer.upper))
-                    stated = Estimates(*bounds, answer.confidence)
+                    value, lower, upper = (np.array([b]) for b in (answer.value, answer.lower, answer.upper))
+                    stated = Estimates(value, lower, upper, answer.confidence)
                     note(tallies, f"{kind} {name}", answer.confidence, stated, np.array([truth]))
     return tallies
