@@ -35,8 +35,7 @@ def with_prediction(
         groups: the rows' key columns.
     """
     if predicted.measure != measure.name or predicted.of_records:
-        unknown = np.full(len(estimates), np.nan)
-        return replace(estimates, lower=unknown, upper=unknown)
+        return estimates.without_bounds()
     columns = _columns(predicted, groups, len(estimates))
     value = np.where(np.isnan(columns[0]), estimates.value, columns[0])
     # Predictions are float64; of integers beyond 2^53 an interval may be narrower than their rounding.
@@ -120,8 +119,7 @@ class RecordsOut:
         unknown = np.isnan(missing)
         widened = with_missing_records(stack, question, estimates, np.where(unknown, 0.0, missing))
         lower, upper = (np.where(unknown, np.nan, bound) for bound in (widened.lower, widened.upper))
-        confidence = max(estimates.confidence + self.confidence - 1.0, 0.0)
-        return replace(widened, lower=lower, upper=upper, confidence=confidence)
+        return replace(widened, lower=lower, upper=upper, confidence=estimates.confidence).depending_on(self.confidence)
 
 
 @dataclass(slots=True)

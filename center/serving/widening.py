@@ -88,7 +88,7 @@ class Lacking:
             stack: the synopses of the estimates.
         """
         if self.may_count_twice:
-            return without_bounds(estimates)
+            return estimates.without_bounds()
         function, lacking = None if measure is None else measure.function.name, self.is_unknown
         lower, upper = estimates.lower, estimates.upper
         if function == "count":
@@ -118,12 +118,6 @@ class Lacking:
                 least, most = with_withheld_amounts(-upper, -lower, amounts, whole=whole)
                 return -most, -least
         return with_withheld_amounts(lower, upper, amounts, whole=whole)
-
-
-def without_bounds(estimates: Estimates) -> Estimates:
-    """Returns the estimates with unknown bounds."""
-    unknown = np.full(len(estimates), np.nan)
-    return replace(estimates, lower=unknown, upper=unknown)
 
 
 def _rows_with(only: Constants, keys: Mapping[str, pa.Array], rows: int) -> BoolArray:
@@ -182,7 +176,7 @@ class Widening:
             predicted = self.predicted if own else Predicted()
             return self._predicted(measure, stack, estimates, question, rows, predicted)
         if self.lacking.may_count_twice:
-            return without_bounds(estimates)
+            return estimates.without_bounds()
         withheld = self.withheld.missing_records(len(stack))
         missing = withheld + self.lacking.records
         is_moved = own and measure.name in self.lacking.amounts  # `lacking` widens by the late records then
@@ -191,7 +185,7 @@ class Widening:
         lacking = self.lacking.at(rows)
         widened = lacking.widen(widened, measure if own else None, stack)
         if lacking.confidence < 1.0 and widened is not estimates:
-            widened = replace(widened, confidence=max(widened.confidence + lacking.confidence - 1.0, 0.0))
+            widened = widened.depending_on(lacking.confidence)
         if lacking.may_change and own:
             self.withheld.note_late(measure, estimates, widened)
         if lacking.is_unknown.any():
@@ -213,7 +207,7 @@ class Widening:
         has_bounds = not self.lacking.may_count_twice and not self.lacking.lacks_excluded_records
         if self.out is None or self.out.measure != measure.name or not has_bounds:
             result = with_prediction(estimates, measure, predicted, self.keys)
-            return result if has_bounds else without_bounds(result)
+            return result if has_bounds else result.without_bounds()
         widened = self.out.widen(stack, estimates, question, rows)
         if self.accuracy is not None:
             self.accuracy.note(stack, estimates, widened, self.out.missing, rows)

@@ -12,7 +12,7 @@ user holds it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -132,6 +132,19 @@ class Estimates:
         """Values that are exact up to rounding. The `value` of a group that is not `present` is ignored."""
         values = np.where(present, value, np.nan)
         return cls(values, values, values, present=present, rounding=rounding)
+
+    def without_bounds(self) -> Estimates:
+        """Returns the estimates with unknown bounds."""
+        unknown = np.full(len(self), np.nan)
+        return replace(self, lower=unknown, upper=unknown)
+
+    def depending_on(self, confidence: float) -> Estimates:
+        """Returns the estimates when their bounds also need what is true with this confidence.
+
+        Bounds of which nothing can be promised then are unknown.
+        """
+        both = self.confidence + confidence - 1.0  # Bonferroni: whatever the dependence
+        return replace(self, confidence=both) if both > 0.0 else self.without_bounds()
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,6 +136,13 @@ def test_a_measure_without_a_prediction_has_no_bounds_while_records_are_out() ->
     assert bounds(window(0, None), measure="n") == [(1, 1), (2, 2)]
 
 
+@pytest.mark.parametrize(("confidence", "is_bounded"), [(0.0, False), (0.5, True), (1.0, True)])
+def test_bounds_of_which_nothing_is_promised_are_unknown(confidence: float, is_bounded: bool) -> None:
+    late = Deviation(Cause.MAY_CHANGE, lacks=Amount(0, 2), confidence=confidence)
+    complete = replace(window(0, None, late), phase=Phase.COMPLETE)
+    assert bounds(complete, measure="n") == ([(1.0, 3.0), (2.0, 4.0)] if is_bounded else [(None, None)] * 2)
+
+
 def test_a_missing_edge_removes_the_bounds_of_its_groups_only() -> None:
     lacking = window(0, None, MISSING)
     assert bounds(lacking, measure="total") == [(6, 6), UNBOUNDED]
