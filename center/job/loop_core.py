@@ -31,8 +31,9 @@ DEATHS = 2  # limit: deaths that one frame can cause
 MAX_CULPRITS = 8
 """How many frames of a query, from more than one edge, may be quarantined in a row. After so many without an applied
 frame in between, the fault is not in the frames."""
-SUSPECT_S = 20.0  # limit: time of a frame that hangs
-"""How long the tasks of a suspect plan may take; a second is usual. Other tasks that are silent are ended by Spark."""
+SILENT_S = 60.0  # limit: the wait for a task that sleeps
+"""How long the tasks of a light or suspect plan may take. Workers limit the CPU time of all tasks. Those of low priority
+may wait for the CPU for longer; Spark ends those that are silent."""
 PROBE_S = 5.0  # limit: time of a task without frames
 """If a task without frames takes longer, the machine is starved, and no frame is to blame."""
 FIRST_DELAY_S, MAX_DELAY_S = 0.2, 5.0  # limit: attempts while something fails
@@ -421,7 +422,7 @@ class LoopCore:
             ):
                 return self._after_answers(event, of, self._answers[of], now_s)
             case Looked():
-                return self._plan(event)
+                return self._plan(event, now_s)
             case LookFailed(reason):
                 self.problem, self._must_look, self._resume_s = reason, True, now_s + LOOK_DELAY_S
             case Merged(number) if (plan := self._merging(number)) is not None:
@@ -457,7 +458,7 @@ class LoopCore:
                 break  # an earlier plan of its queries is not applied yet
             run = self._suspects.popleft()
             if self._is_next(run):
-                effects.append(self._submit(run, Lane.SUSPECT, now_s + SUSPECT_S))
+                effects.append(self._submit(run, Lane.SUSPECT, now_s + SILENT_S))
         if self._must_look and len(light) < 2 and not any(p.state is _State.MERGING for p in light):
             self._must_look, self._again_s = False, None
             effects.append(Look(self._planned(), self._without(), MAX_HEAVY - len(main) + len(light)))
@@ -513,13 +514,13 @@ class LoopCore:
             self._must_look = True
         return []
 
-    def _plan(self, looked: Looked) -> list[Effect]:
+    def _plan(self, looked: Looked, now_s: float) -> list[Effect]:
         if looked.applied is not None:
             self._applied = dict(looked.applied)
         self._again_s = looked.again_s
         effects: list[Effect] = [self._submit(run, Lane.HEAVY, None) for run in looked.heavy]
         if looked.run is not None:
-            effects.append(self._submit(looked.run, Lane.LIGHT, None))
+            effects.append(self._submit(looked.run, Lane.LIGHT, now_s + SILENT_S))
         if effects:
             self._must_look = True  # after this one
         elif looked.again_s is None and not self._plans and not self._suspects:

@@ -17,10 +17,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 
-from center.spark.workers import in_background, settle
+from center.spark.workers import cpu_limit, in_background, settle
 from center.storage.delta_segments import Delta, DeltaSegments, SegmentRange, SpanMerge, SpanPart, shape_of
 from center.storage.frame_log import FrameEntry, FrameLocation, FrameLog, decode_fetched
 from center.storage.segment_files import is_lost
@@ -96,18 +97,30 @@ Part = Sequence[Frame] | SpanPart
 PartOutcome = PartMerged | SpanMerge | StorageFailed | TooLargeHere
 
 
+class Effort(NamedTuple):
+    """What a task may take: CPU time in seconds, and whether it leaves the CPU to others."""
+
+    cpu_s: float
+    is_background: bool = False
+
+
 class MergeTask:
-    """The function of the tasks. Called with the elements of an RDD's partition: prefixes of segments, parts, and
-    whether a part leaves the CPU to others.
+    """The function of the tasks. Called with the elements of an RDD's partition: prefixes of segments, parts, and what
+    the merge of each part may take.
     """
 
     def __init__(self, log_dir: Path, segments: DeltaSegments) -> None:
         self._log_dir, self._segments = log_dir, segments
 
-    def __call__(self, parts: Iterator[tuple[str, Part, bool]]) -> Iterator[PartOutcome]:
+    def __call__(self, parts: Iterator[tuple[str, Part, Effort]]) -> Iterator[PartOutcome]:
         settle()
-        for prefix, part, is_background in parts:  # all of its input, else Spark does not reuse the worker
-            yield in_background(self.merge, prefix, part) if is_background else self.merge(prefix, part)
+        for prefix, part, effort in parts:  # all of its input, else Spark does not reuse the worker
+            if effort.is_background:
+                yield in_background(effort.cpu_s, self.merge, prefix, part)
+                continue
+            with cpu_limit(effort.cpu_s):
+                outcome = self.merge(prefix, part)
+            yield outcome
 
     def merge(self, prefix: str, part: Part) -> PartOutcome:
         """Reads and merges frames, ordered by position within a query, or stored deltas. Writes at most one segment.

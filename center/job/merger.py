@@ -12,14 +12,20 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from center.job.loop_core import Fault, Lane
-from center.job.merge import Part, PartOutcome, warm_task
+from center.job.merge import Effort, Part, PartOutcome, warm_task
 
 STARVED = "Python worker failed to connect back"
 """Spark's message when a Python process has not connected within `WORKER_TIMEOUT_S`. The machine is starved, or out of
 processes. The attempt is repeated, and no frame is to blame."""
 WARM_ROUNDS = 2
-Task = Callable[[Iterator[tuple[str, Part, bool]]], Iterator[PartOutcome]]
-BACKGROUND = Lane.HEAVY, Lane.ANSWER
+Task = Callable[[Iterator[tuple[str, Part, Effort]]], Iterator[PartOutcome]]
+EFFORTS = {
+    Lane.LIGHT: Effort(60.0),
+    Lane.SUSPECT: Effort(20.0),
+    Lane.HEAVY: Effort(300.0, is_background=True),
+    Lane.ANSWER: Effort(300.0, is_background=True),
+}
+"""A second is usual, and 10 s for a heavy query. A task that takes more is ended, as if its frames had killed it."""
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +90,7 @@ class SparkMerger:
     def submit(
         self, number: int, parts: Sequence[Part], lane: Lane, description: str, prefix: str
     ) -> Future[list[PartOutcome]]:
-        inputs = [(prefix, part, lane in BACKGROUND) for part in parts]
+        inputs = [(prefix, part, EFFORTS[lane]) for part in parts]
         return self._lanes[lane].submit(self._run, _tag(number), inputs, lane, description)
 
     def probe(self) -> Future[None]:
@@ -115,7 +121,7 @@ class SparkMerger:
         for threads in (*self._lanes.values(), self._probes):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    def _run(self, tag: str, parts: list[tuple[str, Part, bool]], lane: Lane, description: str) -> list[PartOutcome]:
+    def _run(self, tag: str, parts: list[tuple[str, Part, Effort]], lane: Lane, description: str) -> list[PartOutcome]:
         with self._stating_failures():
             self._context.addJobTag(tag)
             self._context.setLocalProperty("spark.scheduler.pool", lane)  # pools share the cores equally

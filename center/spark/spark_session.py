@@ -30,9 +30,10 @@ from pyspark.sql import SparkSession
 from center.spark.java import require_java
 from center.spark.workers import SINGLE_THREADED
 
-WORKER_TIMEOUT_S = 60  # limit: the wait for a worker that hangs
-"""Timeout in seconds for a Python worker's part of a plan, and for the connection of a worker. Usually both take
-a second. Spark's 15 s for connections are not enough on an overloaded machine."""
+WORKER_TIMEOUT_S = 60  # limit: the wait for a worker's connection
+"""Usually a second. Spark's 15 s are not enough on an overloaded machine."""
+SILENT_TIMEOUT_S = 600  # limit: the wait for a task that sleeps
+"""A merge of low priority sends nothing until it ends, and waits for the CPU while others want it."""
 CLUSTER_CORES = 8
 """Tasks of a large plan, on a cluster whose settings do not give the number of cores."""
 SECRET_SETTING = re.compile(r"(?i)secret|password|token|access[.]?key")
@@ -181,7 +182,7 @@ def _set_for_plans(settings: dict[str, str], config: SessionConfig) -> None:
     settings["spark.speculation"] = "false"
     settings["spark.scheduler.mode"] = "FAIR"  # a light plan does not wait for the tasks of a heavy one
     # If a worker hangs because of the bytes of a frame, its plan fails in the same way as if the worker had died.
-    settings["spark.python.worker.idleTimeoutSeconds"] = str(WORKER_TIMEOUT_S)
+    settings["spark.python.worker.idleTimeoutSeconds"] = str(SILENT_TIMEOUT_S)
     settings["spark.python.worker.killOnIdleTimeout"] = "true"
     settings["spark.python.authenticate.socketTimeout"] = f"{WORKER_TIMEOUT_S}s"
     if config.is_local and sys.platform == "linux":

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import math
 import os
+import resource
 import signal
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from multiprocessing import Pipe
 from typing import ParamSpec, TypeVar
@@ -33,11 +37,29 @@ def settle() -> None:
     gc.freeze()
 
 
-def in_background(work: Callable[P, Result], *args: P.args, **options: P.kwargs) -> Result:
+@contextmanager
+def cpu_limit(seconds: float) -> Iterator[None]:
+    """Ends this process (SIGXCPU) if the block takes more CPU time.
+
+    A limit of wall time would blame the block for a machine that is busy with something else.
+    """
+    before, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    most = math.ceil(time.process_time() + seconds)
+    resource.setrlimit(resource.RLIMIT_CPU, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_CPU, (before, hard))
+
+
+def in_background(seconds: float, work: Callable[P, Result], *args: P.args, **options: P.kwargs) -> Result:
     """Does work in a child process of low priority, which ends with this process. Returns the result.
 
     A process cannot raise its priority again, and Spark's workers do the next task. Raises RuntimeError if the child
     ends without a result.
+
+    Args:
+        seconds: CPU time that the child may take.
     """
     parent, (results, to_parent) = os.getpid(), Pipe(duplex=False)
     if (child := os.fork()) == 0:
@@ -46,7 +68,8 @@ def in_background(work: Callable[P, Result], *args: P.args, **options: P.kwargs)
                 ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() == parent:
                 os.nice(LOW_PRIORITY)
-                to_parent.send(work(*args, **options))
+                with cpu_limit(seconds):
+                    to_parent.send(work(*args, **options))
         except BaseException:
             traceback.print_exc()
         finally:
@@ -57,6 +80,7 @@ def in_background(work: Callable[P, Result], *args: P.args, **options: P.kwargs)
             result: Result = results.recv()
     except EOFError:
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        raise RuntimeError(f"the process of a merge ended with {code} and without a result") from None
+        why = f"took more than {seconds:g} s of CPU" if code == -signal.SIGXCPU else f"ended with {code}"
+        raise RuntimeError(f"the process of a merge {why}, and has no result") from None
     os.waitpid(child, 0)
     return result

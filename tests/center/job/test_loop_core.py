@@ -15,7 +15,7 @@ from center.job.loop_core import (
     LOOK_DELAY_S,
     MAX_CULPRITS,
     MAX_HEAVY,
-    SUSPECT_S,
+    SILENT_S,
     AnswersWanted,
     Applied,
     Apply,
@@ -372,11 +372,23 @@ def test_a_silent_suspect_is_cancelled_and_counts_as_dead() -> None:
     for _ in range(DEATHS):
         number, _, lane = around.merging.popleft()
         assert lane is Lane.SUSPECT
-        around.now_s += SUSPECT_S
+        around.now_s += SILENT_S
         around.handle(Woken())
         assert Cancel(number) in around.log
         around.handle(MergeFailed(number, Fault.FRAMES, "cancelled"))
     assert around.lost == [("a@1", 1)]
+
+
+def test_a_silent_light_plan_is_cancelled_and_its_frames_are_merged_apart() -> None:
+    around = began(Around({"a@1": 2}))
+    number, _, lane = around.merging.popleft()
+    assert lane is Lane.LIGHT
+    around.now_s += SILENT_S
+    around.handle(Woken())
+    assert Cancel(number) in around.log
+    around.handle(MergeFailed(number, Fault.FRAMES, "cancelled"))
+    around.finish()
+    assert not around.lost and around.applied == around.last
 
 
 def test_no_frames_are_applied_to_a_query_while_its_answers_are_merged_and_others_go_on() -> None:

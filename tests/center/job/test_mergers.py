@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import wait
@@ -174,6 +176,36 @@ def test_a_worker_that_ends_fails_its_plan_and_no_later_one(spark: Any, world: W
     assert caught.value.fault is Fault.FRAMES and "\n" not in str(caught.value)
     assert deadly.probe().result(WITHIN_S) is None
     deadly.close()
+
+
+SPINS = """
+import resource, time
+from center.spark.workers import cpu_limit, in_background
+
+def spins():
+    while True:
+        pass
+
+before = resource.getrlimit(resource.RLIMIT_CPU)
+try:
+    in_background(0.1, spins)
+except RuntimeError as exc:
+    print(exc)
+print(in_background(0.1, lambda: time.sleep(0.2) or "waited"))
+with cpu_limit(60.0):
+    pass
+assert resource.getrlimit(resource.RLIMIT_CPU) == before
+print("goes on", flush=True)
+with cpu_limit(0.1):
+    spins()
+"""
+
+
+def test_a_merge_is_ended_by_the_cpu_time_that_it_takes_and_not_by_its_wait() -> None:
+    ended = subprocess.run([sys.executable, "-c", SPINS], capture_output=True, text=True, timeout=60 * WITHIN_S)
+    refused, waited, goes_on = ended.stdout.splitlines()
+    assert "0.1 s of CPU" in refused and (waited, goes_on) == ("waited", "goes on")
+    assert ended.returncode == -signal.SIGXCPU
 
 
 @pytest.mark.spark
