@@ -32,8 +32,8 @@ MAX_CULPRITS = 8
 """How many frames of a query, from more than one edge, may be quarantined in a row. After so many without an applied
 frame in between, the fault is not in the frames."""
 SILENT_S = 60.0  # limit: the wait for a task that sleeps
-"""How long the tasks of a light or suspect plan may take. Workers limit the CPU time of all tasks. Those of low priority
-may wait for the CPU for longer; Spark ends those that are silent."""
+"""How long the tasks of a light or suspect plan may take. Workers limit the CPU time of all tasks. Those of low
+priority may wait for the CPU for longer; Spark ends those that are silent."""
 PROBE_S = 5.0  # limit: time of a task without frames
 """If a task without frames takes longer, the machine is starved, and no frame is to blame."""
 FIRST_DELAY_S, MAX_DELAY_S = 0.2, 5.0  # limit: attempts while something fails
