@@ -137,7 +137,7 @@ def answer_totals(
         unknown = replace(lacking, is_unknown=lacking.is_unknown | (not is_whole) | by_number)
         estimates = unknown.widen(stack.query(), measure, stack)
         if unknown.records > 0:
-            estimates = replace(estimates, confidence=unknown.confidence)
+            estimates = estimates.depending_on(unknown.confidence)
         numbers[measure.name] = estimates
         total[measure.name] = _cell(estimates, shows_integers(stack))
         if measure.function.error == "sum":

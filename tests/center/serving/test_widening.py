@@ -12,8 +12,10 @@ import pytest
 
 from center.results import AnswerRecord
 from center.serving.evaluator import AnsweredWindows, Evaluator
+from center.serving.measures import NO_QUESTIONS
 from center.serving.question_lines import read_question
 from center.serving.synopsis_cache import SynopsisCache
+from center.serving.totals import answer_totals
 from center.serving.widening import Lacking, Widening
 from center.serving.withheld import GroupsWithheld
 from edgewater.answers import (
@@ -29,6 +31,7 @@ from edgewater.answers import (
 )
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import GroupedAggregate
+from edgewater.synopses.rests import NOTHING
 from edgewater.wire import QueryRef
 
 SPEC = QuerySpec.from_mapping(
@@ -141,6 +144,10 @@ def test_bounds_of_which_nothing_is_promised_are_unknown(confidence: float, is_b
     late = Deviation(Cause.MAY_CHANGE, lacks=Amount(0, 2), confidence=confidence)
     complete = replace(window(0, None, late), phase=Phase.COMPLETE)
     assert bounds(complete, measure="n") == ([(1.0, 3.0), (2.0, 4.0)] if is_bounded else [(None, None)] * 2)
+    whole = replace(complete, facts=replace(complete.facts, rests=dict.fromkeys(complete.facts.rests, NOTHING)))
+    total = answer_totals(whole, SPEC, NO_QUESTIONS, aggregate()).total["n"]
+    assert (total["lower"], total["upper"]) == ((3, 5) if is_bounded else (None, None))
+    assert total.get("confidence", 1.0) == (confidence if is_bounded else 1.0)
 
 
 def test_a_missing_edge_removes_the_bounds_of_its_groups_only() -> None:
