@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from edgewater.base.streams import MIN_TIME_MS
 from edgewater.model.query import QuerySpec
-from edgewater.model.windows import SlicedWindow, SlidingWindow
+from edgewater.model.windows import SlicedWindow
 
 MAX_STEPS = 1_024
 """Maximum number of closed slices whose closing frame is remembered, to judge frames that are sent again."""
@@ -75,9 +75,7 @@ class OpenWindows:
     def __init__(self, spec: QuerySpec, most: int) -> None:
         window = spec.window
         assert isinstance(window, SlicedWindow)
-        size_ms, every_ms = window.slice_ms, window.slice_ms
-        if isinstance(window, SlidingWindow):
-            size_ms, every_ms = window.size_ms, window.every_ms
+        size_ms, every_ms = window.grid_ms
         self._window = window
         self.most = most + -(-(spec.lateness_ms + size_ms) // every_ms)
         self._open, self._late = SliceSet(size_ms, every_ms), SliceSet(size_ms, every_ms)

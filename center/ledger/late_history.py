@@ -24,7 +24,7 @@ from edgewater.answers import NO_LATE, UNKNOWN, Amount, Cause, Deviation, LateRe
 from edgewater.answers.uniting import MAX_COUNTED
 from edgewater.base.streams import MIN_TIME_MS
 from edgewater.model.query import QuerySpec
-from edgewater.model.windows import SlicedWindow, SlidingWindow, TimeWindow
+from edgewater.model.windows import SlicedWindow, TimeWindow
 from edgewater.synopses.late_values import LATE_VALUES
 from edgewater.wire import DroppedRecords
 
@@ -86,7 +86,7 @@ class LateHistory:
     def with_answer(self, start_ms: int, window: SlicedWindow) -> LateHistory:
         """Returns the history after the first answer to a window."""
         answered = self.answered + 1
-        since = answered - MAX_WINDOWS * _overlap(window)
+        since = answered - MAX_WINDOWS * window.most_windows
         blocks = self.blocks
         if any(block.at <= since for block in blocks.values()):
             blocks = {start: block for start, block in blocks.items() if block.at > since}
@@ -179,7 +179,7 @@ class LateHistory:
             amounts[measure.name] = WithheldBound(above, below, unsent)
             by_number = measure.function.error is None  # their bounds also follow from the number of the records
             sides = max(sides, (above > 0) + (below > 0) + by_number)
-        windows = min(self.answered // _overlap(window), MAX_WINDOWS)
+        windows = min(self.answered // window.most_windows, MAX_WINDOWS)
         return Deviation(
             Cause.MAY_CHANGE,
             lacks=Amount(0, max(most - (0 if is_final else late), 1)),
@@ -211,15 +211,11 @@ class LateHistory:
         return cls(answered, newest_ms, {start: LateBlock.from_value(block) for start, block in blocks})
 
 
-def _overlap(window: SlicedWindow) -> int:
-    """Returns how many windows a record belongs to at most."""
-    return -(-window.size_ms // window.every_ms) if isinstance(window, SlidingWindow) else 1
-
-
 def _block(window: SlicedWindow, slice_ms: int) -> int:
-    if not isinstance(window, SlidingWindow):
+    length_ms = window.grid_ms[0]
+    if length_ms == window.slice_ms:
         return slice_ms
-    return (slice_ms - window.offset_ms) // window.size_ms * window.size_ms + window.offset_ms
+    return (slice_ms - window.origin_ms) // length_ms * length_ms + window.origin_ms
 
 
 def slices_of_blocks(window: SlicedWindow, slices: Iterable[int]) -> list[int]:

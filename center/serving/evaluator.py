@@ -35,7 +35,7 @@ from edgewater.answers.uniting import union_of_windows, united, united_rests
 from edgewater.answers.work import spend
 from edgewater.base.errors import IncompatibleSynopses, InvalidRequest, NotFound
 from edgewater.base.timestamps import rfc3339
-from edgewater.model.json_types import Document, Group, Json
+from edgewater.model.json_types import Document, Group, Json, as_document
 from edgewater.model.key_texts import NOT_FINITE
 from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
@@ -189,9 +189,9 @@ class _Line:
         head["window"] = {"start": rfc3339(first.window_start_ms), "end": rfc3339(max(w.window_end_ms for w in found))}
         head["phase"] = min((w.phase for w in found), key=lambda phase: phase.rank).value
         if not question.merge:
-            return {**head, "revision": first.revision, "completeness": completeness(first.facts)}
+            return {**head, "revision": first.revision, "completeness": as_document(completeness(first.facts))}
         head["windows"] = [{"start": rfc3339(w.window_start_ms), "revision": w.revision} for w in found]
-        return {**head, "completeness": completeness(united([w.facts for w in found], self.spec))}
+        return {**head, "completeness": as_document(completeness(united([w.facts for w in found], self.spec)))}
 
     def _widening(
         self,

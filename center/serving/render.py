@@ -200,7 +200,7 @@ class EvaluatedAnswer:
             **self.totals.members(),
             "shapes": {c.measure: [part_shape(part, c.measure) for part in c.parts] for c in self.rows.values},
             "confidence": min((c for column in self.rows.values if (c := column.confidence) is not None), default=None),
-            "quality": self.stated.quality(),
+            "quality": as_document(self.stated.quality()),
             "contract": as_document(self.stated.contract.to_json()),
         }
 

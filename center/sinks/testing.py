@@ -69,7 +69,7 @@ def answer(
     columns: list[Sequence[Any]] = [list(groups), counts, counts, counts]
     stated = Statement(Facts(1, 1, 1.0), {"withheld": {}}, Contract({}))
     statement: Document = {
-        "query": query.name, "revision": revision, "phase": "final", "quality": stated.quality(),
+        "query": query.name, "revision": revision, "phase": "final", "quality": as_document(stated.quality()),
         "contract": as_document(stated.contract.to_json()),
     }  # fmt: skip
     times_ms = {"window_start": start_ms, "window_end": end_ms, "given_at": end_ms}

@@ -210,7 +210,7 @@ class GroupHistory:
         self.needed = max(float(groups), NEEDED_DECAY * self.needed)
 
     def learn_curve(self, first_seen: npt.NDArray[np.float32]) -> None:
-        """Updates `curve` with the times at which the groups with the largest initial prefix errors appeared."""
+        """Learns when, within a slice, the groups with the largest initial prefix errors first appear."""
         bins = np.minimum((first_seen * CURVE_BINS).astype(np.int64), CURVE_BINS - 1)
         counts = np.bincount(bins, minlength=CURVE_BINS)
         self.curve = (counts.sum() - np.cumsum(counts)).astype(np.float64)

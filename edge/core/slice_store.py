@@ -164,7 +164,7 @@ class SliceStore:
         return self.spec.window.slice_end(start)
 
     def is_final(self, start: int, watermark_ms: int) -> bool:
-        """Returns whether all windows over a slice take no more late records."""
+        """Returns whether all windows that contain the slice are final, so that late records are dropped."""
         return is_final(self.spec, start, watermark_ms)
 
     def elapsed(self, start: int, now_ms: int) -> float:

@@ -76,7 +76,7 @@ class BearerTokens:
         return self.holder(request.headers.get("authorization"), host)
 
     def holder(self, authorization: str | None, host: str) -> bytes | str | None:
-        """Returns the same as `principal`, from the header ``Authorization`` and the client's address."""
+        """Returns the client (see `principal`), from its header ``Authorization`` and its address."""
         if not self._tokens:
             return host
         token = bearer_token(authorization)

@@ -1,4 +1,4 @@
-"""`Cause` says why an answer may lack records, or have too many. `RULES` is the one place that says what each means."""
+"""`Cause` says why an answer may lack records, or have too many. `RULES` has the meaning of each, for the documents."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -125,10 +125,10 @@ class Statement:
     accuracy: Mapping[str, Any] | None = None
     sampled: int | None = None
 
-    def quality(self) -> dict[str, Any]:
+    def quality(self) -> replies.Quality:
         """Returns the member `quality` of an answer's JSON."""
         facts = self.facts
-        result: dict[str, Any] = {
+        result: replies.Quality = {
             "completeness": completeness(facts),
             "records": {**_records(facts), "sampled": self.sampled},
             "staleness_ms": facts.staleness_ms,
@@ -146,21 +146,17 @@ class Statement:
         return result
 
 
-def completeness(facts: Facts) -> dict[str, Any]:
+def completeness(facts: Facts) -> replies.Completeness:
     """Returns the member `completeness` of an answer's quality."""
-    result: dict[str, Any] = {
-        "ratio": facts.ratio,
-        "expected": facts.expected,
-        "reported": facts.reported,
-        "missing": facts.edges_by(Cause.MISSING),
-    }
-    names = ("edge", "source", "reason", "from_ms", "to_ms")
-    losses = [
-        {name: getattr(d, name) for name in names} | {"records": d.lacks.most} for d in facts.by_cause(Cause.INPUT_LOST)
-    ]
+    losses: list[replies.LostInput] = [
+        {"edge": d.edge, "source": d.source, "reason": d.reason, "from_ms": d.from_ms, "to_ms": d.to_ms,
+         "records": d.lacks.most}
+        for d in facts.by_cause(Cause.INPUT_LOST)
+    ]  # fmt: skip
     guessed = facts.records_by(Cause.GUESSED)
     late = facts.by_cause(Cause.MAY_CHANGE)
-    optional = {
+    lacks: replies.Lacks = {
+        "windows": facts.windows,
         "lost_state": facts.edges_by(Cause.LOST_STATE),
         "left": facts.edges_by(Cause.LEFT),
         "only": {d.edge: dict(d.only) for d in facts.by_cause(Cause.MISSING, Cause.LEFT) if d.only},
@@ -172,11 +168,16 @@ def completeness(facts: Facts) -> dict[str, Any]:
         "may_change": {"records": d.lacks.most, "confidence": d.confidence} if (d := next(iter(late), None)) else None,
         "unanswered": sum(d.windows for d in facts.by_cause(Cause.UNANSWERED)),
     }
-    windows = {"windows": facts.windows} if facts.windows else {}
-    return {**result, **windows, **{name: value for name, value in optional.items() if value}}
+    return {
+        "ratio": facts.ratio,
+        "expected": facts.expected,
+        "reported": facts.reported,
+        "missing": facts.edges_by(Cause.MISSING),
+        **cast(replies.Lacks, {name: value for name, value in lacks.items() if value}),
+    }
 
 
-def _records(facts: Facts) -> dict[str, Any]:
+def _records(facts: Facts) -> dict[str, int | dict[str, int] | None]:
     """Returns the numbers of records, without the sampled ones."""
     after_final, rejected, guessed = facts.late_counts
     expected: int | None = None

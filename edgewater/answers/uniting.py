@@ -110,6 +110,7 @@ def united(parts: Sequence[Facts], spec: QuerySpec, *, empty: int = 0, unanswere
     if unanswered:
         deviations = (*deviations, Deviation(Cause.UNANSWERED, lacks=UNKNOWN, windows=unanswered))
     predicted = any(part.predicted is not None for part in parts)
+    # What is about one window has no meaning for several, and is left out: `accuracy`, `session`.
     return Facts(
         expected=0 if any(part.expected == 0 for part in parts) else max(part.expected for part in parts),
         reported=min(part.reported for part in parts),

@@ -72,7 +72,7 @@ class WindowSample:
 class LateRatio:
     """The mean value of stragglers divided by the mean value of the sampled punctual events, and its standard error.
 
-    Both arrays have one value per source.
+    `ratio` and `deviation` have one value per source.
     """
 
     ratio: FloatArray

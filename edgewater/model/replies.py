@@ -178,26 +178,59 @@ class MayChange(TypedDict):
     """With which no more will come."""
 
 
-class Completeness(TypedDict, total=False):
-    """The records that an answer has and lacks."""
+class LostInput(TypedDict):
+    """A stated loss of input."""
 
-    ratio: Required[float | None]
-    expected: Required[int]
-    reported: Required[int]
-    missing: Required[list[str]]
-    guessed: dict[str, int]
-    rejected: int
+    edge: str
+    source: str
+    reason: str
+    from_ms: int | None
+    to_ms: int | None
+    records: int | None
+    """At most; null: unknown."""
+
+
+class Lacks(TypedDict, total=False):
+    """What an answer lacks, or has too much. A member that says nothing is left out."""
+
+    lost_state: list[str]
+    """Edges that lost their state while the window was open."""
+    left: list[str]
+    """Edges that left before they had closed the window."""
+    only: dict[str, dict[str, Key]]
+    """By edge that is missing or has left: the groups that it has, by the values of their columns."""
     delivery: dict[str, list[str]]
     """The edges that do not count each record exactly once."""
-    losses: list[Document]
-    """Stated losses of input."""
-    may_change: MayChange
+    losses: list[LostInput]
+    after_final: int
+    """Late records that are not in the answer."""
+    rejected: int
+    guessed: dict[str, int]
+    """Records that were counted or left out on a guess, by reason."""
+    may_change: MayChange | None
+    unanswered: int
+    """Of several windows: how many have no answer."""
+    windows: int
+    """Of several windows: their number."""
+
+
+class Completeness(Lacks):
+    """The records that an answer has and lacks."""
+
+    ratio: float | None
+    expected: int
+    reported: int
+    missing: list[str]
 
 
 class Quality(TypedDict):
     """What an answer states about itself."""
 
     completeness: Completeness
+    accuracy: NotRequired[Document]
+    """Of a query with an accuracy: its measure, the sampling, the wait and the parts of the error."""
+    prediction: NotRequired[Document]
+    """Of an early answer without groups, by measure: the interval that contains the final value."""
     records: dict[str, int | dict[str, int] | None]
     staleness_ms: float | None
     """Until `given_at`, without the way to a reader."""

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -65,7 +66,7 @@ _CALENDAR = re.compile(rf"1 ?(?P<unit>{'|'.join(CALENDAR_UNITS)})s?|1(?P<letter>
 _LETTERS = {"d": "day", "w": "week"}
 
 
-class Window:
+class Window(ABC):
     """An assignment of records to windows. It is immutable. Two objects are equal if they produce the same windows."""
 
     __slots__ = ()
@@ -109,9 +110,9 @@ class Window:
             raise InvalidQuery("window.every", None, "a duration such as 30s", "missing key of a sliding window")
         return SlidingWindow(spans["sliding"], spans["every"], spans.get("offset", 0))
 
+    @abstractmethod
     def to_mapping(self) -> dict[str, str | int]:
         """Returns the canonical mapping, which `from_mapping` accepts."""
-        raise NotImplementedError
 
 
 class SlicedWindow(Window):
@@ -120,49 +121,60 @@ class SlicedWindow(Window):
     __slots__ = ()
 
     @property
-    def slice_ms(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def slice_ms(self) -> int: ...
 
     @property
+    @abstractmethod
     def origin_ms(self) -> int:
         """Event time of one slice border."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def longest_ms(self) -> int:
         """The greatest length of a window."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def slices_per_window(self) -> int:
         """The greatest number of slices in a window."""
-        raise NotImplementedError
+
+    @property
+    @abstractmethod
+    def grid_ms(self) -> tuple[int, int]:
+        """Length and distance of the windows. If they vary, or follow from records: those of slices."""
+
+    @property
+    def most_windows(self) -> int:
+        """To how many windows a record belongs at most."""
+        length_ms, distance_ms = self.grid_ms
+        return -(-length_ms // distance_ms)
 
     @property
     def slicing(self) -> tuple[object, ...]:
         """A value that is equal for windows with the same slices."""
         return self.slice_ms, self.origin_ms % self.slice_ms
 
+    @abstractmethod
     def last_window_end(self, slice_start_ms: int) -> int:
         """Returns the latest end of a window that contains the slice. After it, only late records need the slice."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def step_ms(self) -> int:
         """Event time between the starts of two windows. For sessions, the time between two borders at which they may be
         cut.
         """
-        raise NotImplementedError
 
     def next_start(self, time_ms: int) -> int:
         """Returns the first start of a window at or after `time_ms`. For sessions, the first slice border."""
         return self.origin_ms - (self.origin_ms - time_ms) // self.step_ms * self.step_ms
 
+    @abstractmethod
     def end_of_windows_before(self, time_ms: int) -> int:
         """Returns the end of the last window that starts before `time_ms`. For sessions, the time at which they are
         cut.
         """
-        raise NotImplementedError
 
     def require_affordable(self) -> None:
         """Raises InvalidQuery if a record belongs to more windows than a new query may have.
@@ -193,20 +205,20 @@ class TimeWindow(SlicedWindow):
     __slots__ = ()
 
     @property
+    @abstractmethod
     def is_tumbling(self) -> bool:
         """Whether the windows do not overlap. If so, each window is one slice."""
-        raise NotImplementedError
 
-    def end(self, window_start_ms: int) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def end(self, window_start_ms: int) -> int: ...
 
+    @abstractmethod
     def following(self, window_start_ms: int) -> int:
         """Returns the start of the window after the window that starts at `window_start_ms`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def windows_over(self, slice_start_ms: int) -> range:
         """Returns the starts of all windows that contain the slice."""
-        raise NotImplementedError
 
     def windows_of_slice(self, slice_start_ms: int) -> list[int]:
         """Returns the starts of all windows that contain the slice, ascending."""
@@ -224,13 +236,13 @@ class TimeWindow(SlicedWindow):
             yield from windows if after is None else range(max(windows.start, after), windows.stop, windows.step)
             after = windows.stop
 
+    @abstractmethod
     def slices_of_window(self, window_start_ms: int) -> range:
         """Returns the starts of a window's slices, ascending."""
-        raise NotImplementedError
 
+    @abstractmethod
     def first_ending_after(self, time_ms: int) -> int:
         """Returns the start of the first window that ends after an event time."""
-        raise NotImplementedError
 
     def starts(self, from_ms: int, to_ms: int, most: int) -> Iterator[int]:
         """Yields the starts of windows in ``[from_ms, to_ms)``. If there are more than `most`, yields about the last
@@ -305,6 +317,10 @@ class SlidingWindow(TimeWindow):
     @property
     def step_ms(self) -> int:
         return self.every_ms
+
+    @property
+    def grid_ms(self) -> tuple[int, int]:
+        return self.size_ms, self.every_ms
 
     def end_of_windows_before(self, time_ms: int) -> int:
         return self.next_start(time_ms) - self.every_ms + self.size_ms
@@ -411,6 +427,10 @@ class CalendarWindow(TimeWindow):
         return CALENDAR_UNITS[self.unit].usual_ms
 
     @property
+    def grid_ms(self) -> tuple[int, int]:
+        return self.slice_ms, self.slice_ms
+
+    @property
     def origin_ms(self) -> int:
         return self.slice_start(0)
 
@@ -510,6 +530,10 @@ class SessionWindow(SlicedWindow):
     def step_ms(self) -> int:
         return self.gap_ms
 
+    @property
+    def grid_ms(self) -> tuple[int, int]:
+        return self.gap_ms, self.gap_ms
+
     def end_of_windows_before(self, time_ms: int) -> int:
         return self.next_start(time_ms)
 
@@ -577,11 +601,10 @@ def window_ends(window: Window) -> tuple[int, int] | None:
 
     For session windows, returns the distance and the offset of the ends of slices.
     """
-    if isinstance(window, CalendarWindow):
+    if isinstance(window, CalendarWindow) or not isinstance(window, SlicedWindow):
         return None
-    if isinstance(window, SlidingWindow):
-        return window.every_ms, (window.offset_ms + window.size_ms) % window.every_ms
-    return (window.slice_ms, window.origin_ms) if isinstance(window, SlicedWindow) else None
+    length_ms, distance_ms = window.grid_ms
+    return distance_ms, (window.origin_ms + length_ms) % distance_ms
 
 
 def _read(value: object, key: str) -> int:

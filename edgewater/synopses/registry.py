@@ -291,7 +291,7 @@ _plugins: list[Callable[[], PluginLookup]] = []
 
 
 def add_plugins(installed: Callable[[], PluginLookup]) -> None:
-    """Makes look-ups load the plugins that `installed` returns when a name or kind is not registered."""
+    """Adds a source of plugins. `installed` is called when a name or kind is not registered."""
     _plugins.append(installed)
 
 

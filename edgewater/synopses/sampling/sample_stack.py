@@ -366,7 +366,7 @@ class SizedSampleStack(SampleStack):
 
 
 class TimedSampleStack(SizedSampleStack):
-    """A sample of `size` records per group that depends on event times."""
+    """A sample of `size` records per group. Which records it keeps depends on their event times."""
 
     key_types: ClassVar[tuple[str, ...]] = ("<i8", "<u8", "<i8")  # time, source, number
     layouts: ClassVar[tuple[Layout, ...]] = sample_layout(key_types)
