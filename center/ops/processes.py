@@ -44,7 +44,6 @@ if TYPE_CHECKING:  # imported when a component runs: the API must not load Spark
 
 log = logging.getLogger(__name__)
 
-SWITCH_S = 0.0005  # limit: how long a thread keeps the interpreter
 GATEWAY_SWITCH_S = 0.001  # limit: how long a thread keeps the interpreter
 OPENING_S = 60.0  # limit: time of a start without a database
 """The longest time in seconds for which a starting component tries to open a database that it cannot reach."""
@@ -143,9 +142,6 @@ def run_api(config: CenterConfig) -> None:
     # uvicorn stops at a signal, and then raises the signal again for the handlers that were installed before: these.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
-    # Workers take the interpreter's lock ten times per request. With Python's default they would wait 5 ms each time
-    # while the event loop is busy.
-    sys.setswitchinterval(SWITCH_S)
     listener = listen(config.api.listen, "api.listen")
     registry = opened(lambda: ComponentRegistry(config.catalog_url))
     wakes = channel_of(config.catalog_url)
