@@ -33,12 +33,7 @@ SMOKE_PARTS = ("load", "memory", "accuracy", "overhead", "center")
 @click.option("--benchmark", type=click.Choice(BENCHMARKS), multiple=True, help="Workloads to run.  [default: all]")
 @click.option("--processes", type=click.IntRange(1), default=2, show_default=True)
 def main(
-    only: tuple[str, ...],
-    smoke: bool,
-    seeds: int,
-    seconds: int,
-    benchmark: tuple[str, ...],
-    processes: int,
+    only: tuple[str, ...], smoke: bool, seeds: int, seconds: int, benchmark: tuple[str, ...], processes: int
 ) -> None:
     """Compare scheduling policies; print a row of JSON per run."""
     parts = only or (SMOKE_PARTS if smoke else PARTS)

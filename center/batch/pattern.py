@@ -9,14 +9,7 @@ from typing import Any
 import numpy as np
 
 from edgewater.base.errors import InvalidRequest, UnsupportedVersion
-from edgewater.synopses import (
-    GroupedAggregate,
-    Properties,
-    SampleStack,
-    Stack,
-    from_bytes,
-    stack_from_message,
-)
+from edgewater.synopses import GroupedAggregate, Properties, SampleStack, Stack, from_bytes, stack_from_message
 from edgewater.synopses.encoding import codec
 
 ACCEPTED = "an empty synopsis, such as CountMin(width=65536, depth=5) or HyperLogLog()"

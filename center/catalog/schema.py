@@ -30,10 +30,7 @@ def is_of(table: Table, query: QueryRef) -> ColumnElement[bool]:
 
 
 counters = Table(
-    "counters",
-    metadata,
-    Column("name", Identifier(64), primary_key=True),
-    Column("value", BigInteger, nullable=False),
+    "counters", metadata, Column("name", Identifier(64), primary_key=True), Column("value", BigInteger, nullable=False)
 )
 """``catalog``, ``budgets``: incremented by every change that assignments depend
 on; the row ``catalog`` is also the lock under which queries and edges change."""

@@ -23,9 +23,7 @@ class GatewayMetrics:
         self.limited = add(Counter, "limited", "Sessions refused or ended by a limit, by limit.", ["limit"])
         self.refused = add(Counter, "refused_frames", "Frames refused in whole or in part, by reason.", ["reason"])
         self.delayed_seconds = add(
-            Counter,
-            "delayed_seconds",
-            "Seconds for which frames waited for their edge's share of the center's work.",
+            Counter, "delayed_seconds", "Seconds for which frames waited for their edge's share of the center's work."
         )
         self.bytes = add(Counter, "wire_bytes", "Bytes of frames received, compressed.")
         self.decompression = add(

@@ -87,10 +87,7 @@ class JobMetrics:
         add = self._add
         self.answers = add(Counter, "answers", "Answers.", ["cause"])
         self.missed = add(
-            Counter,
-            "missed_deadlines",
-            "Windows whose first answer was later than the staleness budget.",
-            ["query"],
+            Counter, "missed_deadlines", "Windows whose first answer was later than the staleness budget.", ["query"]
         )
         self.final_answers = add(
             Counter,
@@ -147,10 +144,7 @@ class JobMetrics:
             buckets=WAIT_BUCKETS_S,
         )
         self.straggler_share = add(
-            Gauge,
-            "straggler_share",
-            "Fraction of the last early answer's records that had not arrived.",
-            ["query"],
+            Gauge, "straggler_share", "Fraction of the last early answer's records that had not arrived.", ["query"]
         )
         self.needed_rate = add(
             Gauge,

@@ -35,10 +35,7 @@ leases = Table(
 """`center.results.lease`. A row per partition (`QueryPartition.name`), also of earlier divisions."""
 
 consumed = Table(
-    "consumed",
-    metadata,
-    Column("query", _Query, primary_key=True),
-    Column("position", BigInteger, nullable=False),
+    "consumed", metadata, Column("query", _Query, primary_key=True), Column("position", BigInteger, nullable=False)
 )
 
 ledger_queries = Table(
@@ -79,12 +76,7 @@ Index("deltas_by_slice", deltas.c.query, deltas.c.slice_start_ms)
 _in_segment = deltas.c.segment != ""
 Index("deltas_by_segment", deltas.c.segment, sqlite_where=_in_segment, postgresql_where=_in_segment)
 
-shapes = Table(
-    "shapes",
-    metadata,
-    Column("query", _Query, primary_key=True),
-    Column("shape", FreeText, nullable=False),
-)
+shapes = Table("shapes", metadata, Column("query", _Query, primary_key=True), Column("shape", FreeText, nullable=False))
 """Shape (kind, parameters and seeds) of the query's first delta: deltas of another shape do not merge with it."""
 
 answers = Table(

@@ -41,12 +41,7 @@ from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
 from edgewater.model.table_texts import plain_key
 from edgewater.model.windows import TimeWindow
-from edgewater.synopses import (
-    GroupedAggregate,
-    ItemRanking,
-    Stack,
-    TopItems,
-)
+from edgewater.synopses import GroupedAggregate, ItemRanking, Stack, TopItems
 from edgewater.synopses.named_questions import (
     BINARY_QUESTIONS,
     INTEGER_QUESTIONS,
@@ -194,11 +189,7 @@ class _Line:
         return {**head, "completeness": completeness(united([w.facts for w in found], self.spec))}
 
     def _widening(
-        self,
-        windows: Sequence[AnswerRecord],
-        stack: Stack,
-        groups: list[Group] | None,
-        withheld: GroupsWithheld,
+        self, windows: Sequence[AnswerRecord], stack: Stack, groups: list[Group] | None, withheld: GroupsWithheld
     ) -> Widening:
         """Returns how to widen the intervals of a stack that was merged from the data of some windows."""
         of_all = bool(self.spec.group_by) and (self.question.is_global or self.question.name in BINARY_QUESTIONS)

@@ -333,11 +333,7 @@ def _server(
         options = {"ssl_certfile": tls.cert, "ssl_keyfile": tls.key, "ssl_ca_certs": tls.client_ca}
         options["ssl_cert_reqs"] = ssl.CERT_NONE if tls.client_ca is None else ssl.CERT_REQUIRED
     config = uvicorn.Config(
-        app,
-        lifespan="off",
-        timeout_graceful_shutdown=STOP_GRACE_S,
-        **guarded(LIMITS, on_closed),
-        **options,
+        app, lifespan="off", timeout_graceful_shutdown=STOP_GRACE_S, **guarded(LIMITS, on_closed), **options
     )
     try:
         config.load()

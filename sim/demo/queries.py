@@ -72,7 +72,7 @@ WATCHED_SPECS: list[dict[str, Any]] = [
         "window": {"tumbling": "1w"},
         "budget": {"error": {"miles": 6000}, "staleness": "2s"},
         "edges": [*EDGES, "teb"],
-    },
+    }
 ]
 """To look at, and not compared with the truth: shows the statements of answers while an expected edge is missing."""
 
@@ -162,12 +162,7 @@ def _is_exact(errors: np.ndarray, truths: np.ndarray, inside: np.ndarray) -> boo
 
 
 EXPECTATIONS: dict[str, Expectation] = {
-    "delay_by_carrier": Expectation(
-        ["carrier", "dep_delay"],
-        "exact",
-        _by_carrier,
-        _is_exact,
-    ),
+    "delay_by_carrier": Expectation(["carrier", "dep_delay"], "exact", _by_carrier, _is_exact),
     "miles_by_destination": Expectation(
         ["dest", "distance"],
         "6000 miles",

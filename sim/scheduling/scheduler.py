@@ -110,12 +110,7 @@ class Scheduler:
         return sorted(held_since_ms, key=held_since_ms.__getitem__)
 
     def watermark(
-        self,
-        query: ScheduledQuery,
-        watermark_ms: float,
-        now_ms: float,
-        number: int = 0,
-        arrived_ms: float = math.inf,
+        self, query: ScheduledQuery, watermark_ms: float, now_ms: float, number: int = 0, arrived_ms: float = math.inf
     ) -> bool:
         """Advances the watermark of an input.
 
