@@ -13,7 +13,7 @@ Kind = type[CounterMetricFamily] | type[GaugeMetricFamily]
 
 
 class Metrics:
-    """The metrics of one process, in their own registry. Their names begin with a prefix, such as ``edgewater_job_``."""
+    """The metrics of one process, in their own registry. Their names have a prefix, such as ``edgewater_job_``."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix, self.registry = prefix, CollectorRegistry()
