@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.scheduling.memory import MemoryManager, QueueLimits
-from sim.scheduling.policies import Policy, room_key
-from sim.scheduling.queries import Item, QueryProfile, ScheduledQuery
+from bench.scheduling.memory import MemoryManager, QueueLimits
+from bench.scheduling.policies import Policy, room_key
+from bench.scheduling.queries import Item, QueryProfile, ScheduledQuery
 
 DEFAULT_CYCLE_MS = 120.0
 
