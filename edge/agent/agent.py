@@ -338,7 +338,6 @@ def _server(
     try:
         config.load()
     except OSError as exc:  # ssl.SSLError is an OSError
-        raise InvalidConfig(
-            "http.tls", config.ssl_certfile, "PEM files of a certificate and its key", str(exc)
-        ) from exc
+        accepted = "PEM files of a certificate and its key"
+        raise InvalidConfig("http.tls", config.ssl_certfile, accepted, str(exc)) from exc
     return EmbeddedServer(config, drain_s=DRAIN_S if hands_over else 0.0, hands_over=hands_over)
