@@ -44,10 +44,7 @@ def partial(measures: dict[str, str], groups: int, seed: int) -> bytes:
     parsed = {name: Measure.parse(name, text) for name, text in measures.items()}
     rng = np.random.default_rng(seed)
     rows = groups if "n" in measures else 10 * groups
-    columns = {
-        "amount": pa.array(rng.integers(0, 1 << 40, rows)),
-        "value": pa.array(rng.lognormal(3, 1, rows)),
-    }
+    columns = {"amount": pa.array(rng.integers(0, 1 << 40, rows)), "value": pa.array(rng.lognormal(3, 1, rows))}
     stacks = {n: m.stack(columns[m.argument].type if m.argument else None) for n, m in parsed.items()}
     aggregate = GroupedAggregate({"key": pa.string()}, stacks)
     keys = pa.array([f"key-{i:05d}" for i in rng.permutation(rows) % groups])

@@ -19,11 +19,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from center.budgets import (
-    AllocationPolicy,
-    BudgetAllocator,
-    BudgetReport,
-)
+from center.budgets import AllocationPolicy, BudgetAllocator, BudgetReport
 from edge.core import (
     Acked,
     BudgetSet,

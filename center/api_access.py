@@ -16,15 +16,7 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, Field, model_validator
 
 from center.edge_access import read_secrets_file
-from edgewater.runtime.configuration import (
-    Duration,
-    Instant,
-    ProxyUrl,
-    Secret,
-    Section,
-    is_loopback,
-    refusal,
-)
+from edgewater.runtime.configuration import Duration, Instant, ProxyUrl, Secret, Section, is_loopback, refusal
 
 Role = Literal["reader", "editor", "admin"]
 ROLES: tuple[Role, ...] = ("reader", "editor", "admin")

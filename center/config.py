@@ -233,12 +233,9 @@ class ApiSection(Section):
             InvalidConfig: every client on another machine could do everything.
         """
         if not self.authenticates and not is_loopback(self.listen):
-            raise InvalidConfig(
-                "api.token",
-                None,
-                "api.token, api.principals, api.tokens_file or api.oidc",
-                f"api.listen {self.listen} can be reached from other machines",
-            )
+            accepted = "api.token, api.principals, api.tokens_file or api.oidc"
+            reason = f"api.listen {self.listen} can be reached from other machines"
+            raise InvalidConfig("api.token", None, accepted, reason)
 
 
 class SparkSection(Section):
@@ -433,12 +430,9 @@ class CenterConfig(Section):
     def _require_tokens(self) -> None:
         by_certificate = self.tls is not None and self.tls.client_ca is not None
         if not self.tokens and self.tokens_file is None and not by_certificate and not is_loopback(self.gateway.listen):
-            raise InvalidConfig(
-                "tokens",
-                {},
-                "a token per edge, such as {jfk: a-long-secret}, a tokens_file, or tls.client_ca",
-                f"gateway.listen {self.gateway.listen} can be reached from other machines",
-            )
+            accepted = "a token per edge, such as {jfk: a-long-secret}, a tokens_file, or tls.client_ca"
+            reason = f"gateway.listen {self.gateway.listen} can be reached from other machines"
+            raise InvalidConfig("tokens", {}, accepted, reason)
 
 
 def _given(secret: SecretStr | None) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
 
 from prometheus_client.core import CounterMetricFamily as Counter
 from prometheus_client.core import GaugeMetricFamily as Gauge
@@ -14,10 +13,8 @@ from edge.durability import DurableCore
 from edge.source_status import SourceStatus
 from edge.sources.lookups import StreamLookups
 from edgewater.base.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.runtime.metrics import family, family_of
 from edgewater.wire import QueryRef
-
-T = TypeVar("T")
-Kind = type[Counter] | type[Gauge]
 
 
 class EdgeCollector:
@@ -48,49 +45,57 @@ class EdgeCollector:
     def collect(self) -> Iterable[Metric]:
         core = self._durable.core
         streams = core.streams.items()
-        yield _family(Counter, "records", "Records read, by stream.", ["stream"], {n: s.records for n, s in streams})
+        yield family(
+            Counter,
+            "edgewater_edge_records",
+            "Records read, by stream.",
+            ["stream"],
+            {n: s.records for n, s in streams},
+        )
         text = "Watermark of the stream, event time; no sample before the first record and after the stream has ended."
         known = {n: s.watermark_ms / 1000 for n, s in streams if MIN_TIME_MS < s.watermark_ms < MAX_TIME_MS}
-        yield _family(Gauge, "watermark_seconds", text, ["stream"], known)
+        yield family(Gauge, "edgewater_edge_watermark_seconds", text, ["stream"], known)
         yield from CONVERTED.collect()
         yield from self._loss_metrics()
         yield from self._source_metrics()
         yield from self._durability_metrics()
         text = "Memory of a query's open windows, and of what is kept of closed ones; limits.max_query_bytes bounds it."
         held = {ref.name: memory.nbytes for ref, memory in core.held_memory().items()}
-        yield _family(Gauge, "query_bytes", text, ["query"], held)
+        yield family(Gauge, "edgewater_edge_query_bytes", text, ["query"], held)
         costs = {ref.name: record_s for ref, record_s in self._costs(core.queries.keys()).items()}
         text = "CPU time in which a query processes a record."
-        yield _family(Gauge, "query_cost_seconds", text, ["query"], costs)
+        yield family(Gauge, "edgewater_edge_query_cost_seconds", text, ["query"], costs)
         for name, (text, value) in self._gauges().items():
-            yield _family(Gauge, name, text, [], {(): value})
+            yield family(Gauge, f"edgewater_edge_{name}", text, [], {(): value})
 
     def _loss_metrics(self) -> Iterable[Metric]:
         """Yields the metrics of records and values that were not counted, or not counted as requested."""
         state = self._durable.state
         losses = {tuple(kind.split("/", 1)): count for kind, count in state.losses.items()}
         text = "Records not counted in a query, by reason."
-        yield _family(Counter, "dropped_records", text, ["reason"], state.drops)
+        yield family(Counter, "edgewater_edge_dropped_records", text, ["reason"], state.drops)
         text = "Failed calls of user-defined functions in queries; their value is null."
-        yield _family(Counter, "function_failures", text, ["function"], state.function_failures)
+        yield family(Counter, "edgewater_edge_function_failures", text, ["function"], state.function_failures)
         text = "Values that are no records although nothing is wrong with them."
-        yield _family(Counter, "skipped_values", text, ["stream", "reason"], self._skipped)
+        yield family(Counter, "edgewater_edge_skipped_values", text, ["stream", "reason"], self._skipped)
         text = "Pushed requests that were refused and connections that were closed, by reason."
-        yield _family(Counter, "refused", text, ["reason"], self._refused)
+        yield family(Counter, "edgewater_edge_refused", text, ["reason"], self._refused)
         text = "Pushed batches that had been counted before, and were not counted again."
-        yield _family(Counter, "repeated_pushes", text, [], {(): state.pushes.repeated})
-        yield _family(Counter, "input_losses", "Stated losses of input, by reason.", ["stream", "reason"], losses)
+        yield family(Counter, "edgewater_edge_repeated_pushes", text, [], {(): state.pushes.repeated})
+        yield family(
+            Counter, "edgewater_edge_input_losses", "Stated losses of input, by reason.", ["stream", "reason"], losses
+        )
 
     def _durability_metrics(self) -> Iterable[Metric]:
         """Yields the metrics of frames and of recovery."""
         durable = self._durable
-        yield _family(Counter, "frames", "Frames built.", [], {(): durable.core.next_seq - 1})
+        yield family(Counter, "edgewater_edge_frames", "Frames built.", [], {(): durable.core.next_seq - 1})
         text = "Frames that the center has refused, in whole or in part, by reason."
-        yield _family(Counter, "refused_frames", text, ["reason"], self._refused_frames)
+        yield family(Counter, "edgewater_edge_refused_frames", text, ["reason"], self._refused_frames)
         text = "Damaged journal records that were skipped."
-        yield _family(Counter, "journal_damaged_records", text, [], {(): durable.damaged_records})
+        yield family(Counter, "edgewater_edge_journal_damaged_records", text, [], {(): durable.damaged_records})
         text = "Frames that recovery, on another platform, would have built with other bodies."
-        yield _family(Counter, "replay_diverged_frames", text, [], {(): len(durable.diverged)})
+        yield family(Counter, "edgewater_edge_replay_diverged_frames", text, [], {(): len(durable.diverged)})
 
     def _source_metrics(self) -> Iterable[Metric]:
         """Yields the metrics of each entry of ``sources``. An unknown lag has no sample."""
@@ -100,24 +105,24 @@ class EdgeCollector:
             return {(*name, reason): n for name, status in statuses.items() for reason, n in of(status).items()}
 
         text = "Records read, by source, since the agent started."
-        yield _family_of(Counter, "source_records", text, labels, statuses, lambda s: s.records)
+        yield family_of(Counter, "edgewater_edge_source_records", text, labels, statuses, lambda s: s.records)
         text, reasons = "Records that could not be decoded.", [*labels, "reason"]
-        yield _family(Counter, "rejected_records", text, reasons, by_reason(lambda s: s.rejected))
+        yield family(Counter, "edgewater_edge_rejected_records", text, reasons, by_reason(lambda s: s.rejected))
         text = "Records that were counted or left out on a guess."
-        yield _family(Counter, "guessed_records", text, reasons, by_reason(lambda s: s.guessed))
+        yield family(Counter, "edgewater_edge_guessed_records", text, reasons, by_reason(lambda s: s.guessed))
         text = "Parts of a source, such as partitions, that cannot be read; /readyz and edge top have the reason."
-        yield _family_of(Gauge, "source_failing", text, labels, statuses, lambda s: s.failing)
+        yield family_of(Gauge, "edgewater_edge_source_failing", text, labels, statuses, lambda s: s.failing)
         text = "Parts of a source, such as partitions."
-        yield _family_of(Gauge, "source_parts", text, labels, statuses, lambda s: s.parts)
+        yield family_of(Gauge, "edgewater_edge_source_parts", text, labels, statuses, lambda s: s.parts)
         text = "Messages that the system has and the agent has not read; no sample if it is unknown."
-        yield _family_of(Gauge, "source_lag_messages", text, labels, statuses, lambda s: s.lag.messages)
+        yield family_of(Gauge, "edgewater_edge_source_lag_messages", text, labels, statuses, lambda s: s.lag.messages)
         text = "Age of the oldest message that the agent has not read; no sample if it is unknown."
-        yield _family_of(Gauge, "source_lag_seconds", text, labels, statuses, lambda s: s.lag.seconds)
+        yield family_of(Gauge, "edgewater_edge_source_lag_seconds", text, labels, statuses, lambda s: s.lag.seconds)
         text = "How long a source has been read without being found empty; 0 if it waits for input or has ended."
-        yield _family_of(Gauge, "source_behind_seconds", text, labels, statuses, lambda s: s.behind_s)
+        yield family_of(Gauge, "edgewater_edge_source_behind_seconds", text, labels, statuses, lambda s: s.behind_s)
         text = "Always 1: how often a source counts a record if processes crash or connections are lost."
         delivery = {(*name, each): 1 for name, status in statuses.items() for each in status.delivery}
-        yield _family(Gauge, "source_delivery", text, [*labels, "delivery"], delivery)
+        yield family(Gauge, "edgewater_edge_source_delivery", text, [*labels, "delivery"], delivery)
 
 
 class LookupCollector:
@@ -130,33 +135,17 @@ class LookupCollector:
         if not self._lookups:
             return
         labels, each = ["stream", "file"], self._lookups
-        yield _family_of(Gauge, "lookup_rows", "Rows of the version in use.", labels, each, lambda k: k.rows)
+        yield family_of(
+            Gauge, "edgewater_edge_lookup_rows", "Rows of the version in use.", labels, each, lambda k: k.rows
+        )
         text = "Rows of the version in use that are left out."
-        yield _family_of(Gauge, "lookup_rejected_rows", text, labels, each, lambda k: k.rejected_rows)
+        yield family_of(Gauge, "edgewater_edge_lookup_rejected_rows", text, labels, each, lambda k: k.rejected_rows)
         text = "Time at which the version in use was loaded."
         loaded = {name: k.loaded_ms / 1000 for name, k in each.items() if k.loaded_ms is not None}
-        yield _family(Gauge, "lookup_loaded_timestamp_seconds", text, labels, loaded)
+        yield family(Gauge, "edgewater_edge_lookup_loaded_timestamp_seconds", text, labels, loaded)
         text = "1 while the newest version of the file cannot be loaded."
-        yield _family_of(Gauge, "lookup_failed", text, labels, each, lambda k: float(k.failure is not None))
+        yield family_of(
+            Gauge, "edgewater_edge_lookup_failed", text, labels, each, lambda k: float(k.failure is not None)
+        )
         text = "Records with a key that no row has."
-        yield _family_of(Counter, "lookup_unmatched", text, labels, each, lambda k: k.unmatched)
-
-
-def _family_of(
-    kind: Kind, name: str, text: str, labels: list[str], each: Mapping[Any, T], value: Callable[[T], Any]
-) -> Metric:
-    """Returns a metric with a sample for each object whose value is known."""
-    found = {at: value(of) for at, of in each.items()}
-    return _family(kind, name, text, labels, {at: known for at, known in found.items() if known is not None})
-
-
-def _family(kind: Kind, name: str, text: str, labels: list[str], values: Mapping[Any, float]) -> Metric:
-    """Returns the metric ``edgewater_edge_<name>``.
-
-    Args:
-        values: by the value of the only label, or by a tuple of the labels' values.
-    """
-    family = kind(f"edgewater_edge_{name}", text, labels=labels)
-    for at, value in values.items():
-        family.add_metric([at] if isinstance(at, str) else list(at), value)
-    return family
+        yield family_of(Counter, "edgewater_edge_lookup_unmatched", text, labels, each, lambda k: k.unmatched)

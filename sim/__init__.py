@@ -2,8 +2,8 @@
 
 `sim.plan` (`edgewater plan`) and `sim.budgets` simulate error and staleness budgets, `sim.wire` packets of a real
 connection (`edgewater plan --wire`, `bench.compare model`), `sim.early_answers`
-(`edgewater simulate early-answers`) early answers, `sim.scheduling` (`bench.scheduling`) schedulers,
-`sim.demo` (`edgewater demo`) starts a center and three edges. It may import edge and center; neither may import it.
+(`edgewater simulate early-answers`) early answers. `sim.demo` (`edgewater demo`) starts a center and
+three edges. It may import edge and center; neither may import it.
 """
 
 OWNER = "edgewater"

@@ -178,10 +178,7 @@ async def fails(*_: Any) -> None:
     raise Bug("token 42")
 
 
-LOOPS = (
-    *("group-commit", "uplink", "tick", "sync", "checkpoint", "sources", "backfills", "inputs"),
-    "lookups-flights",
-)
+LOOPS = (*("group-commit", "uplink", "tick", "sync", "checkpoint", "sources", "backfills", "inputs"), "lookups-flights")
 
 
 @pytest.mark.parametrize("task", [*LOOPS, "http", "configuration"])

@@ -99,15 +99,7 @@ def _measure_missing(
     show_default=True, help="File of the results.",
 )  # fmt: skip
 def main(
-    quick: bool,
-    smoke: bool,
-    windows: int,
-    seed: int,
-    workers: int,
-    part: str,
-    fresh: bool,
-    downloads: Path,
-    path: Path,
+    quick: bool, smoke: bool, windows: int, seed: int, workers: int, part: str, fresh: bool, downloads: Path, path: Path
 ) -> None:
     """Measure coverage, latency and sampling rate of all studies."""
     windows = 3 if smoke else 100 if quick else windows

@@ -101,11 +101,7 @@ class Load:
     """
 
     def __init__(
-        self,
-        demo: Demo,
-        names: list[str],
-        listened: list[str] | None = None,
-        edges: Sequence[str] = (EDGE,),
+        self, demo: Demo, names: list[str], listened: list[str] | None = None, edges: Sequence[str] = (EDGE,)
     ) -> None:
         """Connects the edges and listens.
 

@@ -119,8 +119,4 @@ def measure(directory: Path, records: int) -> dict[str, Any]:
     path = directory / "access.ndjson"
     size = write_ndjson(batches, path)
     columnar(batches[:2], 1)
-    return {
-        "columnar_records_s": columnar(batches, 3),
-        **ndjson(path, records),
-        "ndjson_bytes": size,
-    }
+    return {"columnar_records_s": columnar(batches, 3), **ndjson(path, records), "ndjson_bytes": size}

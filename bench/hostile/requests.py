@@ -102,8 +102,7 @@ def application() -> tuple[FastAPI, Catalog, asyncio.AbstractEventLoop]:
     results.tick(ledger, [EdgesChanged(tuple(catalog.edges.all())), QueryRegistered(query)], T0)
     bound = query.spec.bind(COLUMNS).measures
     part = GroupedAggregate(
-        {"carrier": pa.string()},
-        {b.measure.name: b.measure.stack(b.argument and b.argument.type) for b in bound},
+        {"carrier": pa.string()}, {b.measure.name: b.measure.stack(b.argument and b.argument.type) for b in bound}
     )
     keys = pa.array(["UA", "AA", "UA"])
     numbers: dict[str | None, Any] = {"distance": pa.array([1, 2, 3]), "dep_delay": pa.array([1.0, 2.0, 3.0])}

@@ -45,10 +45,7 @@ def measure(smoke: bool) -> dict[str, Any]:
     if not os.access(CPU_GROUPS, os.W_OK):
         return {"ratio": None, "not_measured": f"{CPU_GROUPS} cannot be written"}
     if (binaries := find_binaries()) is None:
-        return {
-            "ratio": None,
-            "not_measured": "no PostgreSQL on this machine (Debian: apt-get install postgresql)",
-        }
+        return {"ratio": None, "not_measured": "no PostgreSQL on this machine (Debian: apt-get install postgresql)"}
     rows = {}
     with serving(binaries) as server:
         for drivers in (1, 2):

@@ -113,10 +113,7 @@ async def prepare(directory: Path, catalog_url: str, windows: int, queries: int)
 def _merge(directory: Path, executors: int, frames: int, share: float | None) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         master, cluster = stack.enter_context(standalone_cluster(directory, executors))
-        config = {
-            "data_dir": str(directory),
-            "spark": spark_settings(master, executors),
-        }
+        config = {"data_dir": str(directory), "spark": spark_settings(master, executors)}
         (directory / "center.yaml").write_text(yaml.safe_dump(config))
         command = [sys.executable, "-m", "edgewater", "center", "job", "-c", str(directory / "center.yaml")]
         job = stack.enter_context(running(command, directory / "job.log", "--log-level", "warning"))

@@ -129,10 +129,7 @@ def _measure(directory: Path, idle: int, active: int, seconds: int) -> dict[str,
         "gateway_bytes_per_session": round(bytes_each),
         **_costs(rest, busy, acked_ms, echo_ms),
         "gateway_cpu_us": _cpu_us(rest, busy, len(acked_ms))
-        | {
-            "first_hello": round(join[0] / count * US),
-            "hello_after_restart": round(rejoin_cpu_s / count * US),
-        },
+        | {"first_hello": round(join[0] / count * US), "hello_after_restart": round(rejoin_cpu_s / count * US)},
     }
 
 

@@ -1,8 +1,8 @@
 """`python -m bench.scheduling [--smoke] [--only PART]`: policies on too little CPU, in bench/out/scheduling.json.
 
 Parts: latency, throughput and slowdown by load; nodes; caps of memory; how often the ingestion interval is right; the
-scheduler's own CPU; admission in a real center. Arrivals and the worker are simulated (`sim.scheduling`). From the
-file, `make results` makes a page's tables, and `make goals` judges the goals.
+scheduler's own CPU; admission in a real center. Arrivals and the worker are simulated (`engine`). From the file,
+`make results` makes a page's tables, and `make goals` judges the goals.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import click
 
 from bench.scheduling.cells import EPOCHS, PARTS, Cell, Row, Size, accuracy, cells, measure
 from bench.scheduling.center import center_rows
-from sim.scheduling.workload import BENCHMARKS
+from bench.scheduling.workload import BENCHMARKS
 
 OUT = Path("bench/out")
 SMOKE = Size(3.0, 1, (60, 70), ("ysb",), (1, 2), ("klink", "fair"), (16,))
@@ -33,12 +33,7 @@ SMOKE_PARTS = ("load", "memory", "accuracy", "overhead", "center")
 @click.option("--benchmark", type=click.Choice(BENCHMARKS), multiple=True, help="Workloads to run.  [default: all]")
 @click.option("--processes", type=click.IntRange(1), default=2, show_default=True)
 def main(
-    only: tuple[str, ...],
-    smoke: bool,
-    seeds: int,
-    seconds: int,
-    benchmark: tuple[str, ...],
-    processes: int,
+    only: tuple[str, ...], smoke: bool, seeds: int, seconds: int, benchmark: tuple[str, ...], processes: int
 ) -> None:
     """Compare scheduling policies; print a row of JSON per run."""
     parts = only or (SMOKE_PARTS if smoke else PARTS)

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from bench.scheduling.engine import Experiment, run
 from bench.scheduling.normal_interval import normal_interval, regression_interval
+from bench.scheduling.policies import POLICIES
+from bench.scheduling.summary import summarise
+from bench.scheduling.workload import BENCHMARKS, COSTS, DELAYS, OfferedLoad, draw_delays
 from edgewater.scheduling import IngestionHistory
-from sim.scheduling.engine import Experiment, run
-from sim.scheduling.policies import POLICIES
-from sim.scheduling.summary import summarise
-from sim.scheduling.workload import BENCHMARKS, COSTS, DELAYS, OfferedLoad, draw_delays
 
 Row = dict[str, Any]
 

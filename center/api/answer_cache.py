@@ -144,12 +144,5 @@ def entity_tag(
     query: RegisteredQuery, records: Sequence[AnswerRecord], questions: MeasureQuestions, page: Page | None, form: str
 ) -> str:
     """Returns a strong entity tag: different bytes have different tags. It includes the version of the renderer."""
-    identity = (
-        RELEASE,
-        query.ref,
-        [r.answer_id for r in records],
-        questions,
-        page,
-        form,
-    )
+    identity = (RELEASE, query.ref, [r.answer_id for r in records], questions, page, form)
     return f'"{hashlib.sha256(repr(identity).encode()).hexdigest()[:32]}"'

@@ -62,12 +62,7 @@ def link_forecast(
 
 
 def _of_edge(
-    edge: EdgeId,
-    record: EdgeRecord | None,
-    spec: QuerySpec,
-    ref: QueryRef | None,
-    known: _Known,
-    since_ms: int,
+    edge: EdgeId, record: EdgeRecord | None, spec: QuerySpec, ref: QueryRef | None, known: _Known, since_ms: int
 ) -> EdgeForecast:
     link = known.links.get(edge, LinkRecord(edge))
     taken = link.loads.get(ref) if ref is not None else None

@@ -11,6 +11,7 @@ from typing import Any
 from typing_extensions import get_original_bases, is_typeddict
 
 from center.api import models
+from center.api.access import IN_TURN, READS_QUERY
 from center.api.models import ProblemDetails
 from center.api.problems import HTTP_PROBLEMS, PROBLEMS
 from edgewater.model import replies
@@ -71,8 +72,8 @@ def problems(*statuses: int) -> Responses:
     return {s: {"description": _TITLES[s], "content": {MEDIA_TYPE: {"schema": schema}}} for s in statuses}
 
 
-def answers(model: type[Any], *statuses: int) -> Responses:
-    """Returns the `responses` of an endpoint that returns answers, by ``Accept``."""
+def answering(model: type[Any], *statuses: int) -> dict[str, Any]:
+    """Returns the options of the route of an endpoint that returns answers of a query, by ``Accept``."""
     ok = {
         "model": model,
         "description": "By `format` or `Accept`: JSON, CSV (a row per group), or an Arrow IPC stream whose schema"
@@ -84,4 +85,5 @@ def answers(model: type[Any], *statuses: int) -> Responses:
         },
         "headers": {"ETag": {"description": "Strong; send it as If-None-Match.", "schema": {"type": "string"}}},
     }
-    return {200: ok, 304: {"description": "The client's copy is current."}, **problems(404, 406, *statuses)}
+    responses = {200: ok, 304: {"description": "The client's copy is current."}, **problems(404, 406, *statuses)}
+    return {"dependencies": [READS_QUERY, IN_TURN], "response_model": None, "responses": responses}

@@ -22,11 +22,7 @@ PAGE_POLICY = (
 DATA_POLICY = "default-src 'none'; frame-ancestors 'none'"
 HSTS = "max-age=31536000"
 SWAGGER = files("fastapi_offline") / "static"
-SWAGGER_FILES = {
-    "swagger-ui-bundle.js": "text/javascript",
-    "swagger-ui.css": "text/css",
-    "favicon.png": "image/png",
-}
+SWAGGER_FILES = {"swagger-ui-bundle.js": "text/javascript", "swagger-ui.css": "text/css", "favicon.png": "image/png"}
 DOCS = """<!DOCTYPE html>
 <html lang="en">
 <head>

@@ -209,10 +209,7 @@ def _http_exception(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, HTTPException)
     path = request.url.path
     code = _CODES_BY_STATUS.get(exc.status_code, "internal" if exc.status_code >= 500 else "invalid-request")
-    details = {
-        404: f"no resource at {path}; see /docs",
-        405: f"{request.method} is not allowed at {path}",
-    }
+    details = {404: f"no resource at {path}; see /docs", 405: f"{request.method} is not allowed at {path}"}
     detail = details.get(exc.status_code, str(exc.detail))
     return problem_response(code, detail, instance=path, status=exc.status_code, headers=exc.headers)
 

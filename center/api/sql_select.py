@@ -111,12 +111,9 @@ def _check_node(node: exp.Expression) -> None:
         allowed = name in _NAMES if isinstance(node, exp.Anonymous) else type(node) in _NODES
         if not allowed:
             known = sorted({*(n for kind in _NODES for n in kind.sql_names()), *map(str.upper, _NAMES)})
-            raise InvalidQuery(
-                "sql",
-                node.sql(dialect="duckdb"),
-                f"functions of this list: {', '.join(known)}",
-                f"the function {name} is not on the list{did_you_mean(name, map(str.lower, known))}",
-            )
+            accepted = f"functions of this list: {', '.join(known)}"
+            reason = f"the function {name} is not on the list{did_you_mean(name, map(str.lower, known))}"
+            raise InvalidQuery("sql", node.sql(dialect="duckdb"), accepted, reason)
 
 
 def _window_bounds(tree: exp.Expression) -> dict[str, int]:

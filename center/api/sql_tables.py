@@ -43,9 +43,8 @@ def query_table(
     except (pa.ArrowInvalid, pa.ArrowTypeError) as exc:
         newest = versions[-1]
         accepted = f"windows of one version, such as WHERE window_start >= '{rfc3339(newest.windows.from_ms)}'"
-        raise InvalidQuery(
-            "sql", newest.ref.name, accepted, f"its versions have columns of other types: {exc}"
-        ) from exc
+        reason = f"its versions have columns of other types: {exc}"
+        raise InvalidQuery("sql", newest.ref.name, accepted, reason) from exc
 
 
 def _in_order(tables: Sequence[pa.Table]) -> list[str]:

@@ -57,9 +57,8 @@ def read_input(
     for name, given, _ in strata:
         _type_of("stratify_by", name, given, tuple(SPARK_TYPES))
         if name in (taken := (*RESULT_COLUMNS, *FORMER_COLUMNS)):
-            raise InvalidRequest(
-                "stratify_by", name, f"another name than {', '.join(taken)}", "results have this column"
-            )
+            accepted = f"another name than {', '.join(taken)}"
+            raise InvalidRequest("stratify_by", name, accepted, "results have this column")
     if len({name for name, _, _ in strata}) < len(strata):
         raise InvalidRequest("stratify_by", [name for name, _, _ in strata], "columns of different names")
     pattern, values = _values(df, pattern, of)

@@ -9,14 +9,7 @@ from typing import Any
 import numpy as np
 
 from edgewater.base.errors import InvalidRequest, UnsupportedVersion
-from edgewater.synopses import (
-    GroupedAggregate,
-    Properties,
-    SampleStack,
-    Stack,
-    from_bytes,
-    stack_from_message,
-)
+from edgewater.synopses import GroupedAggregate, Properties, SampleStack, Stack, from_bytes, stack_from_message
 from edgewater.synopses.encoding import codec
 
 ACCEPTED = "an empty synopsis, such as CountMin(width=65536, depth=5) or HyperLogLog()"
@@ -73,12 +66,9 @@ class SynopsisPattern:
     def _of_grouped(cls, data: bytes, read: GroupedAggregate) -> SynopsisPattern:
         for name, stack in read.measures.items():
             if isinstance(stack, SampleStack):
-                raise InvalidRequest(
-                    f"synopsis.{name}",
-                    stack.kind,
-                    "the sample itself with stratify_by",
-                    "records of a sample need an identity, which a grouped aggregate does not give them",
-                )
+                accepted = "the sample itself with stratify_by"
+                reason = "records of a sample need an identity, which a grouped aggregate does not give them"
+                raise InvalidRequest(f"synopsis.{name}", stack.kind, accepted, reason)
         keys = tuple((str(name), str(kind)) for name, kind in read.parameters["keys"])
         return cls(data, read.kind, read.properties, ITEM_TYPES, keys, tuple(read.measures))
 

@@ -6,12 +6,6 @@ Called by `center.ingest`, which stores the state in the catalog and sends the g
 package has no I/O and reads no clock.
 """
 
-from center.budgets.allocation import (
-    AllocationPolicy,
-    BudgetAllocator,
-    BudgetReport,
-    ShareViolation,
-    error_limits,
-)
+from center.budgets.allocation import AllocationPolicy, BudgetAllocator, BudgetReport, ShareViolation, error_limits
 from center.budgets.holdings import Grant, Holding
 from center.budgets.link_division import LEASE_MS, LinkDivision

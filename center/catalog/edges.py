@@ -56,12 +56,7 @@ class Edges:
                 connection.execute(update(t.edges).where(t.edges.c.edge == bindparam("this")), rows)
 
     def record_silence(
-        self,
-        gateway: str,
-        heard: Mapping[EdgeId, tuple[bool, int]],
-        *,
-        silence_ms: int,
-        now_ms: int,
+        self, gateway: str, heard: Mapping[EdgeId, tuple[bool, int]], *, silence_ms: int, now_ms: int
     ) -> None:
         """Records that a gateway works, and which of its edges have become silent or have come back.
 

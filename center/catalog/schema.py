@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -17,7 +19,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import JSON
 
-from center.storage.database import FreeText, Identifier
+from center.storage.database import FreeText, Identifier, key, required
 from edgewater.base.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.wire import QueryRef
 
@@ -29,11 +31,12 @@ def is_of(table: Table, query: QueryRef) -> ColumnElement[bool]:
     return (table.c.name == query.name) & (table.c.version == query.version)
 
 
+def _of_query() -> list[Column[Any]]:
+    return [*key(Identifier(63), "name"), *key(BigInteger, "version")]
+
+
 counters = Table(
-    "counters",
-    metadata,
-    Column("name", Identifier(64), primary_key=True),
-    Column("value", BigInteger, nullable=False),
+    "counters", metadata, Column("name", Identifier(64), primary_key=True), Column("value", BigInteger, nullable=False)
 )
 """``catalog``, ``budgets``: incremented by every change that assignments depend
 on; the row ``catalog`` is also the lock under which queries and edges change."""
@@ -41,8 +44,7 @@ on; the row ``catalog`` is also the lock under which queries and edges change.""
 queries = Table(
     "queries",
     metadata,
-    Column("name", Identifier(63), primary_key=True),
-    Column("version", BigInteger, primary_key=True),
+    *_of_query(),
     Column("spec", JSON, nullable=False),
     Column("registered_at_ms", BigInteger, nullable=False),
     Column("deleted_at_ms", BigInteger),
@@ -63,17 +65,13 @@ edges = Table(
     metadata,
     Column("edge", Identifier(128), primary_key=True),
     Column("incarnation", Identifier(128), nullable=False),
-    Column("labels", JSON, nullable=False),
-    Column("streams", JSON, nullable=False),
-    Column("first_seen_ms", BigInteger, nullable=False),
-    Column("last_seen_ms", BigInteger, nullable=False),
+    *required(JSON, "labels", "streams"),
+    *required(BigInteger, "first_seen_ms", "last_seen_ms"),
     Column("connected", Boolean, nullable=False),
     Column("session", Identifier(64), nullable=False),
     Column("progress", JSON, nullable=False),
     Column("backlog_bytes", BigInteger, nullable=False),
-    Column("bandwidth_bytes_s", Float, nullable=False),
-    Column("rtt_ms", Float, nullable=False),
-    Column("clock_offset_ms", Float, nullable=False),
+    *required(Float, "bandwidth_bytes_s", "rtt_ms", "clock_offset_ms"),
     Column("retired", Boolean, nullable=False),
     Column("forgotten", BigInteger, nullable=False, default=0),
     Column("gateway", Identifier(64), nullable=False),
@@ -86,8 +84,7 @@ gateways = Table(
     "gateways",
     metadata,
     Column("gateway", Identifier(64), primary_key=True),
-    Column("beat_at_ms", BigInteger, nullable=False),
-    Column("silence_ms", BigInteger, nullable=False),
+    *required(BigInteger, "beat_at_ms", "silence_ms"),
 )
 """A row per gateway process that has had sessions. At ``beat_at_ms``, each edge whose row names the gateway had sent it
 a message within the last ``silence_ms``."""
@@ -103,12 +100,10 @@ stream_columns = Table(
 lookup_tables = Table(
     "lookup_tables",
     metadata,
-    Column("name", Identifier(63), primary_key=True),
-    Column("version", BigInteger, primary_key=True),
+    *_of_query(),
     Column("key", Identifier(255), nullable=False),
     Column("columns", JSON, nullable=False),
-    Column("row_count", BigInteger, nullable=False),
-    Column("updated_at_ms", BigInteger, nullable=False),
+    *required(BigInteger, "row_count", "updated_at_ms"),
     Column("rows", FreeText, nullable=False),
 )
 """Tables that queries look up columns in. ``rows``: as `edgewater.model.lookups.encode_rows` returns them."""
@@ -119,9 +114,7 @@ links = Table(
     Column("edge", Identifier(128), primary_key=True),
     Column("link", Identifier(63), nullable=False),
     Column("until_ms", BigInteger, nullable=False),
-    Column("low_bytes_s", Float, nullable=False),
-    Column("high_bytes_s", Float, nullable=False),
-    Column("best_bytes_s", Float, nullable=False),
+    *required(Float, "low_bytes_s", "high_bytes_s", "best_bytes_s"),
     Column("loads", JSON, nullable=False),
     Column("stated_at_ms", BigInteger, nullable=False),
 )
@@ -138,11 +131,8 @@ lost_states = Table(
 incarnations = Table(
     "incarnations",
     metadata,
-    Column("edge", Identifier(128), primary_key=True),
-    Column("incarnation", Identifier(128), primary_key=True),
-    Column("first_seq", BigInteger, nullable=False),
-    Column("awaited_seq", BigInteger, nullable=False),
-    Column("hello_at_ms", BigInteger, nullable=False),
+    *key(Identifier(128), "edge", "incarnation"),
+    *required(BigInteger, "first_seq", "awaited_seq", "hello_at_ms"),
     Column("run", BigInteger, nullable=False, default=0),
 )
 """``first_seq … awaited_seq - 1`` are durable. ``hello_at_ms``: its last Hello. ``run``: the process that sent this
@@ -152,8 +142,7 @@ frames are indexed."""
 statuses = Table(
     "query_statuses",
     metadata,
-    Column("name", Identifier(63), primary_key=True),
-    Column("version", BigInteger, primary_key=True),
+    *_of_query(),
     Column("edge", Identifier(128), primary_key=True),
     Column("accepted", Boolean, nullable=False),
     Column("code", Identifier(64), nullable=False),
@@ -163,21 +152,12 @@ statuses = Table(
 frames = Table(
     "frames",
     metadata,
-    Column("name", Identifier(63), primary_key=True),
-    Column("version", BigInteger, primary_key=True),
-    Column("position", BigInteger, primary_key=True),
-    Column("edge", Identifier(128), nullable=False),
-    Column("incarnation", Identifier(128), nullable=False),
-    Column("seq", BigInteger, nullable=False),
-    Column("crc32c", BigInteger, nullable=False),
+    *_of_query(),
+    *key(BigInteger, "position"),
+    *required(Identifier(128), "edge", "incarnation"),
+    *required(BigInteger, "seq", "crc32c"),
     Column("segment", Identifier(255), nullable=False),
-    Column("offset", BigInteger, nullable=False),
-    Column("length", BigInteger, nullable=False),
-    Column("wire_bytes", BigInteger, nullable=False),
-    Column("received_at_ms", BigInteger, nullable=False),
-    Column("plain_bytes", BigInteger, nullable=False),
-    Column("work", BigInteger, nullable=False),
-    Column("through_ms", BigInteger, nullable=False),
+    *required(BigInteger, "offset", "length", "wire_bytes", "received_at_ms", "plain_bytes", "work", "through_ms"),
     Column("facts", LargeBinary, nullable=False),
     UniqueConstraint("edge", "incarnation", "seq", name="frame_identity"),
 )
@@ -198,8 +178,7 @@ Index("quarantine_by_segment", quarantine.c.segment)
 set_aside_queries = Table(
     "set_aside_queries",
     metadata,
-    Column("name", Identifier(63), primary_key=True),
-    Column("version", BigInteger, primary_key=True),
+    *_of_query(),
     Column("deaths", BigInteger, nullable=False, default=0),
     Column("died_at_ms", BigInteger, nullable=False, default=0),
     Column("state", Identifier(16), nullable=False, default=""),
@@ -216,32 +195,19 @@ behind."""
 budget_states = Table(
     "budget_states",
     metadata,
-    Column("name", Identifier(63), primary_key=True),
-    Column("version", BigInteger, primary_key=True),
+    *_of_query(),
     Column("state", JSON, nullable=False),
-    Column("grants_version", BigInteger, nullable=False),
-    Column("written_at_ms", BigInteger, nullable=False),
+    *required(BigInteger, "grants_version", "written_at_ms"),
 )
 """One row per query with an error budget: the state of its `BudgetAllocator`. ``grants_version``: the counter
 ``budgets`` when its grants changed last."""
 
 processing_delays = Table(
-    "processing_delays",
-    metadata,
-    Column("name", Identifier(63), primary_key=True),
-    Column("version", BigInteger, primary_key=True),
-    Column("delay_ms", BigInteger, nullable=False),
-    Column("measured_at_ms", BigInteger, nullable=False),
+    "processing_delays", metadata, *_of_query(), *required(BigInteger, "delay_ms", "measured_at_ms")
 )
 """Per query, the processing delay at the center."""
 
-sampling_rates = Table(
-    "sampling_rates",
-    metadata,
-    Column("name", Identifier(63), primary_key=True),
-    Column("version", BigInteger, primary_key=True),
-    Column("rates", JSON, nullable=False),
-)
+sampling_rates = Table("sampling_rates", metadata, *_of_query(), Column("rates", JSON, nullable=False))
 """``rates``: by edge, the fraction of records that the query's accuracy needs processed. The gateway decides whether an
 edge samples at all."""
 
@@ -263,9 +229,7 @@ alarms = Table(
     Column("kind", Identifier(64), nullable=False),
     Column("edge", Identifier(128), nullable=False),
     Column("message", FreeText, nullable=False),
-    Column("first_at_ms", BigInteger, nullable=False),
-    Column("last_at_ms", BigInteger, nullable=False),
-    Column("times", BigInteger, nullable=False),
+    *required(BigInteger, "first_at_ms", "last_at_ms", "times"),
     Column("query", Identifier(96), nullable=False),
 )
 """``query``: the key of the query that an alarm is about; empty: it is about no query."""

@@ -96,12 +96,7 @@ class Groups:
         self._groups, self._batched, self.overflow_until, self.lost_sample = {}, None, None, False
 
     def add_report(
-        self,
-        edge: str,
-        statistics: SubstreamStatistics,
-        slot: int,
-        reporting: BoolArray,
-        since: IntArray,
+        self, edge: str, statistics: SubstreamStatistics, slot: int, reporting: BoolArray, since: IntArray
     ) -> IntArray:
         """Adds an edge's statistics of a sub-stream to the counts, and adds new groups.
 

@@ -28,12 +28,7 @@ import numpy as np
 
 from center.early.calibration import ALARM_THRESHOLD, OFFSETS, Calibration
 from edgewater.arrivals import SlotGrid
-from edgewater.arrivals.stragglers import (
-    DEFAULT_FACTOR,
-    SILENT_SUBSTREAMS,
-    StragglerModel,
-    Stragglers,
-)
+from edgewater.arrivals.stragglers import DEFAULT_FACTOR, SILENT_SUBSTREAMS, StragglerModel, Stragglers
 from edgewater.arrivals.targets import COUNTS, AccuracyTarget, MeasureKind, check_measure
 from edgewater.arrivals.triangle import LONG, ArrivalTriangle
 from edgewater.arrivals.values import LateValues, ValueHistory
@@ -179,12 +174,7 @@ class EarlyTrigger:
         return np.asarray(np.clip(rates, 0.0, 1.0))
 
     def decide(
-        self,
-        end_slot: int,
-        sample: WindowSample,
-        modelled: tuple[Stragglers, WindowModel],
-        *,
-        earned: bool = True,
+        self, end_slot: int, sample: WindowSample, modelled: tuple[Stragglers, WindowModel], *, earned: bool = True
     ) -> Decision:
         """Decides about the window that ended at `end_slot`.
 

@@ -13,13 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from center.budgets import (
-    BudgetAllocator,
-    BudgetReport,
-    Grant,
-    ShareViolation,
-    error_limits,
-)
+from center.budgets import BudgetAllocator, BudgetReport, Grant, ShareViolation, error_limits
 from center.catalog import BudgetStateChange, Catalog
 from center.ingest.assignments import AssignmentPlan, BudgetSnapshot, QueryAssignment
 from center.ingest.status_writer import StatusWriter
@@ -117,11 +111,7 @@ class BudgetSync:
 
 
 def _update(
-    assigned: QueryAssignment,
-    reports: Mapping[EdgeId, BudgetReport],
-    now_ms: int,
-    state: Any,
-    written_at_ms: int,
+    assigned: QueryAssignment, reports: Mapping[EdgeId, BudgetReport], now_ms: int, state: Any, written_at_ms: int
 ) -> BudgetStateChange:
     """Applies reports and the current members to one query's stored state, inside the catalog's transaction."""
     allocator = BudgetAllocator(*error_limits(assigned.query.spec))

@@ -99,10 +99,7 @@ class FrameValidator:
     """
 
     def __init__(
-        self,
-        rules: StreamRules,
-        read_plan: Callable[[AssignmentPlan], AssignmentPlan],
-        open_windows: int,
+        self, rules: StreamRules, read_plan: Callable[[AssignmentPlan], AssignmentPlan], open_windows: int
     ) -> None:
         self._rules = rules
         self._max_open = open_windows

@@ -179,12 +179,9 @@ class Gateway:
             StorageError: the catalog cannot be read.
         """
         if not self._credentials.authenticates and not is_loopback(address):
-            raise InvalidConfig(
-                "gateway.listen",
-                address,
-                "a loopback address, or tokens or a client CA",
-                "other machines could connect without credentials",
-            )
+            accepted = "a loopback address, or tokens or a client CA"
+            reason = "other machines could connect without credentials"
+            raise InvalidConfig("gateway.listen", address, accepted, reason)
         await self._refresh()
         await asyncio.to_thread(self._sweep)
         await asyncio.to_thread(self._catalog.edges.forget_gateways)

@@ -20,12 +20,7 @@ from center.catalog import Catalog
 from center.ingest.metrics import GatewayMetrics
 from edgewater.base.errors import StorageError
 from edgewater.base.streams import EdgeId
-from edgewater.model.edge_records import (
-    UNREACHABLE_AFTER_MS,
-    HeartbeatRecord,
-    InputRecord,
-    QueryStatusRecord,
-)
+from edgewater.model.edge_records import UNREACHABLE_AFTER_MS, HeartbeatRecord, InputRecord, QueryStatusRecord
 from edgewater.wire import QueryRef
 
 SILENT_HEARTBEATS = 2.5

@@ -118,12 +118,7 @@ class Job:
             answered=self._answers.wake,
         )
         self.applier = BatchApplier(
-            self._writer,
-            self._catalog,
-            self.metrics,
-            config.log_dir,
-            now_ms=clock,
-            margin_ms=MARGIN_MS,
+            self._writer, self._catalog, self.metrics, config.log_dir, now_ms=clock, margin_ms=MARGIN_MS
         )
         self._stopping = threading.Event()
         self.leadership = Leadership(

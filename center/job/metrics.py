@@ -5,18 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary
-from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client import Summary
 
 from center.ledger import Emission, FrameSummary
 from edgewater.answers import Phase
+from edgewater.runtime.metrics import Metrics
 from edgewater.wire import QueryRef
 
 log = logging.getLogger(__name__)
-
-Metric = TypeVar("Metric", bound=MetricWrapperBase)
 
 WAIT_BUCKETS_S = (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0)  # format: buckets of a histogram
 # format: buckets of a histogram
@@ -24,150 +21,90 @@ STAGE_BUCKETS_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0
 DELAY_BUCKETS_S = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 120.0)  # format: buckets of a histogram
 
 
-class JobMetrics:
-    """The metrics of one job, in their own registry."""
+class JobMetrics(Metrics):
+    """The metrics of one job."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        super().__init__("edgewater_job_")
         self._add_batches()
         self._add_queries()
         self._add_early_answers()
         self._add_driver()
         self._by_query = (
-            self.missed,
-            self.first_answer,
-            self.coverage,
-            self.confidence,
-            self.final_answers,
-            self.verified,
-            self.chosen_wait,
-            self.straggler_share,
-            self.needed_rate,
+            *(self.missed, self.first_answer, self.coverage, self.confidence, self.final_answers),
+            *(self.verified, self.chosen_wait, self.straggler_share, self.needed_rate),
         )
         self._queries: AbstractSet[str] = frozenset()
         self._edges: AbstractSet[str] = frozenset()
 
-    def _add(self, kind: type[Metric], name: str, text: str, labels: Sequence[str] = (), **options: Any) -> Metric:
-        """Creates a metric of the job, and registers it."""
-        return kind(f"edgewater_job_{name}", text, labels, registry=self.registry, **options)
-
     def _add_batches(self) -> None:
-        add = self._add
-        self.batches = add(Counter, "batches", "Batches of frames (plans) applied.")
-        self.rows = add(Counter, "rows", "Rows after merging.")
-        self.frames = add(Counter, "frames", "Frames applied.")
-        self.batch_seconds = add(
-            Histogram,
-            "batch_seconds",
-            "From the start of a batch's tasks until it is applied; a batch is merged while the one before is applied.",
+        self.batches = self.counter("batches", "Batches of frames (plans) applied.")
+        self.rows = self.counter("rows", "Rows after merging.")
+        self.frames = self.counter("frames", "Frames applied.")
+        text = (
+            "From the start of a batch's tasks until it is applied; a batch is merged while the one before is applied."
         )
-        self.frame_delay = add(
-            Histogram,
-            "frame_delay_seconds",
-            "From the arrival of a frame at the gateway until it is applied.",
-            buckets=DELAY_BUCKETS_S,
-        )
-        self.first_answer = add(
-            Summary,
-            "first_answer_seconds",
+        self.batch_seconds = self.histogram("batch_seconds", text)
+        text = "From the arrival of a frame at the gateway until it is applied."
+        self.frame_delay = self.histogram("frame_delay_seconds", text, buckets=DELAY_BUCKETS_S)
+        text = (
             "From a window's end until its first answer is in the store, by stage: until its last frame was at the "
             "gateway (arrive), until its batch began (wait), merging (merge), until the batch before was applied "
-            "(queue), transaction (apply).",
-            ["query", "stage"],
+            "(queue), transaction (apply)."
         )
-        self.first_answer_stage = add(
-            Histogram, "first_answer_stage_seconds", "The same, of all queries.", ["stage"], buckets=STAGE_BUCKETS_S
+        self.first_answer = Summary(
+            "edgewater_job_first_answer_seconds", text, ["query", "stage"], registry=self.registry
         )
-        self.unapplied_bytes = add(
-            Gauge, "unapplied_result_bytes", "Bytes of segments with results of tasks that are not applied."
+        self.first_answer_stage = self.histogram(
+            "first_answer_stage_seconds", "The same, of all queries.", "stage", buckets=STAGE_BUCKETS_S
         )
-        self.last_batch = add(Gauge, "last_batch_timestamp_seconds", "When the last batch was applied.")
+        text = "Bytes of segments with results of tasks that are not applied."
+        self.unapplied_bytes = self.gauge("unapplied_result_bytes", text)
+        self.last_batch = self.gauge("last_batch_timestamp_seconds", "When the last batch was applied.")
 
     def _add_queries(self) -> None:
-        add = self._add
-        self.answers = add(Counter, "answers", "Answers.", ["cause"])
-        self.missed = add(
-            Counter,
-            "missed_deadlines",
-            "Windows whose first answer was later than the staleness budget.",
-            ["query"],
-        )
-        self.final_answers = add(
-            Counter,
-            "final_answers_by_cause",
+        self.answers = self.counter("answers", "Answers.", "cause")
+        text = "Windows whose first answer was later than the staleness budget."
+        self.missed = self.counter("missed_deadlines", text, "query")
+        text = (
             "Final answers, by the first cause why they do not meet their contract whatever their values are; `none`:"
-            " there is no such cause.",
-            ["query", "cause"],
+            " there is no such cause."
         )
-        self.set_aside = add(
-            Gauge,
-            "set_aside_queries",
+        self.final_answers = self.counter("final_answers_by_cause", text, "query", "cause")
+        text = (
             "Queries whose frames are kept and not applied: paused until the job tries them again, or quarantined until"
-            " an operator retries them.",
-            ["state"],
+            " an operator retries them."
         )
-        self.skipped = add(Counter, "skipped", "Frames and partials that cannot be applied.", ["kind"])
-        self.losses = add(
-            Counter, "input_losses", "Losses of input that edges have stated, once per query.", ["reason"]
-        )
+        self.set_aside = self.gauge("set_aside_queries", text, "state")
+        self.skipped = self.counter("skipped", "Frames and partials that cannot be applied.", "kind")
+        self.losses = self.counter("input_losses", "Losses of input that edges have stated, once per query.", "reason")
 
     def _add_early_answers(self) -> None:
-        add = self._add
-        self.report_delay = add(
-            Histogram,
-            "report_delay_seconds",
-            "From the time that an edge's arrival report is about until its frame is at the gateway.",
-            buckets=STAGE_BUCKETS_S,
-        )
+        text = "From the time that an edge's arrival report is about until its frame is at the gateway."
+        self.report_delay = self.histogram("report_delay_seconds", text, buckets=STAGE_BUCKETS_S)
         # By query, only sum and count: buckets of hundreds of queries would make a scrape take seconds of the job's
         # CPU.
-        self.coverage = add(
-            Gauge,
-            "interval_coverage_ratio",
-            "Fraction of the query's last early-answered windows whose first interval contained the final value.",
-            ["query"],
-        )
-        self.confidence = add(
-            Gauge,
-            "interval_confidence_ratio",
-            "The confidence of the query's accuracy: what the coverage should be.",
-            ["query"],
-        )
-        self.verified = add(
-            Counter,
-            "verified_intervals",
-            "Early answers compared with the final one, by whether their interval contained it.",
-            ["query", "held"],
-        )
-        self.chosen_wait = add(
-            Histogram,
-            "chosen_wait_seconds",
-            "Event time from a window's end until its first early answer.",
-            ["query"],
-            buckets=WAIT_BUCKETS_S,
-        )
-        self.straggler_share = add(
-            Gauge,
-            "straggler_share",
-            "Fraction of the last early answer's records that had not arrived.",
-            ["query"],
-        )
-        self.needed_rate = add(
-            Gauge,
-            "needed_sampling_rate",
-            "Fraction of an edge's records that the accuracy needs processed.",
-            ["query", "edge"],
-        )
+        text = "Fraction of the query's last early-answered windows whose first interval contained the final value."
+        self.coverage = self.gauge("interval_coverage_ratio", text, "query")
+        text = "The confidence of the query's accuracy: what the coverage should be."
+        self.confidence = self.gauge("interval_confidence_ratio", text, "query")
+        text = "Early answers compared with the final one, by whether their interval contained it."
+        self.verified = self.counter("verified_intervals", text, "query", "held")
+        text = "Event time from a window's end until its first early answer."
+        self.chosen_wait = self.histogram("chosen_wait_seconds", text, "query", buckets=WAIT_BUCKETS_S)
+        text = "Fraction of the last early answer's records that had not arrived."
+        self.straggler_share = self.gauge("straggler_share", text, "query")
+        text = "Fraction of an edge's records that the accuracy needs processed."
+        self.needed_rate = self.gauge("needed_sampling_rate", text, "query", "edge")
 
     def _add_driver(self) -> None:
-        add = self._add
-        self.start_seconds = add(
-            Gauge, "start_seconds", "From the begin of the driver's term until frames were applied, or none was left."
-        )
-        self.leads = add(Gauge, "leads", "1: this driver holds the lease; 0: it is a standby.")
-        self.drivers = add(Gauge, "drivers", "Drivers that lead at the same time (spark.drivers).")
-        self.lease_epoch = add(Gauge, "lease_epoch", "How often the lease had been taken when this driver took it.")
-        self.failures = add(Counter, "failures", "Failures that are retried.", ["where"])
+        text = "From the begin of the driver's term until frames were applied, or none was left."
+        self.start_seconds = self.gauge("start_seconds", text)
+        self.leads = self.gauge("leads", "1: this driver holds the lease; 0: it is a standby.")
+        self.drivers = self.gauge("drivers", "Drivers that lead at the same time (spark.drivers).")
+        text = "How often the lease had been taken when this driver took it."
+        self.lease_epoch = self.gauge("lease_epoch", text)
+        self.failures = self.counter("failures", "Failures that are retried.", "where")
 
     def keep_only(self, queries: AbstractSet[str], edges: AbstractSet[str]) -> None:
         """Removes the series of queries that have been deleted, and of edges that have been retired.

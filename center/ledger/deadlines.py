@@ -34,10 +34,7 @@ class Deadlines:
     """
 
     def __init__(
-        self,
-        windows: StateTable[WindowState],
-        closes_at: Callable[[int], int],
-        due_at: Callable[[int], int] | None,
+        self, windows: StateTable[WindowState], closes_at: Callable[[int], int], due_at: Callable[[int], int] | None
     ) -> None:
         self._windows, self._closes_at, self._due_at = windows, closes_at, due_at
         states = list(windows.items())

@@ -10,11 +10,7 @@ from edgewater.model.query import QuerySpec
 from edgewater.synopses.rests import union_of_rests
 from edgewater.wire import Rest, Signs, SliceClose
 
-_SIGNS = {
-    Signs.NOT_NEGATIVE: frozenset({1}),
-    Signs.NEGATIVE: frozenset({-1}),
-    Signs.BOTH: frozenset({1, -1}),
-}
+_SIGNS = {Signs.NOT_NEGATIVE: frozenset({1}), Signs.NEGATIVE: frozenset({-1}), Signs.BOTH: frozenset({1, -1})}
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,9 +38,8 @@ class QuarantineDesk:
     def __init__(self, config: CenterConfig) -> None:
         url = make_url(config.catalog_url)
         if url.get_backend_name() == "sqlite" and not Path(url.database or "").is_file():
-            raise InvalidConfig(
-                "data_dir", str(config.data_dir), f"the directory of a center that has run, with {url.database}"
-            )
+            accepted = f"the directory of a center that has run, with {url.database}"
+            raise InvalidConfig("data_dir", str(config.data_dir), accepted)
         self._audit = AuditLog(config.api.audit, now_ms, lambda: None, required=config.api.audit_required)
         self._catalog = Catalog(config.catalog_url)
         self._results_url, self._log_dir = config.results_url, config.log_dir

@@ -162,9 +162,8 @@ class Supervisor:
             if stop.is_set():
                 return
             if code == EXIT_BAD_INPUT and self._restarts[command.name] == 0:
-                raise InvalidConfig(
-                    command.name, f"exit code {code}", "a configuration it can work with", "see its messages above"
-                )
+                accepted = "a configuration it can work with"
+                raise InvalidConfig(command.name, f"exit code {code}", accepted, "see its messages above")
             failures = 1 if self._monotonic() - began_s >= self._backoff.settled_s else failures + 1
             delay_s = self._backoff.delay_s(failures)
             self._restarts[command.name] += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Column, Index, Integer, LargeBinary, MetaData, Table, UniqueConstraint
 
-from center.storage.database import FreeText, Identifier
+from center.storage.database import FreeText, Identifier, key, required
 from edgewater.base.streams import MIN_TIME_MS
 
 metadata = MetaData()
@@ -29,16 +29,12 @@ leases = Table(
     metadata,
     Column("name", Identifier(32), primary_key=True),
     Column("owner", Identifier(255), nullable=False),
-    Column("epoch", BigInteger, nullable=False),
-    Column("until_ms", BigInteger, nullable=False),
+    *required(BigInteger, "epoch", "until_ms"),
 )
 """`center.results.lease`. A row per partition (`QueryPartition.name`), also of earlier divisions."""
 
 consumed = Table(
-    "consumed",
-    metadata,
-    Column("query", _Query, primary_key=True),
-    Column("position", BigInteger, nullable=False),
+    "consumed", metadata, Column("query", _Query, primary_key=True), Column("position", BigInteger, nullable=False)
 )
 
 ledger_queries = Table(
@@ -79,12 +75,7 @@ Index("deltas_by_slice", deltas.c.query, deltas.c.slice_start_ms)
 _in_segment = deltas.c.segment != ""
 Index("deltas_by_segment", deltas.c.segment, sqlite_where=_in_segment, postgresql_where=_in_segment)
 
-shapes = Table(
-    "shapes",
-    metadata,
-    Column("query", _Query, primary_key=True),
-    Column("shape", FreeText, nullable=False),
-)
+shapes = Table("shapes", metadata, Column("query", _Query, primary_key=True), Column("shape", FreeText, nullable=False))
 """Shape (kind, parameters and seeds) of the query's first delta: deltas of another shape do not merge with it."""
 
 answers = Table(
@@ -92,12 +83,9 @@ answers = Table(
     metadata,
     Column("answer_id", _Id, primary_key=True, autoincrement=False),
     Column("query", _Query, nullable=False),
-    Column("window_start_ms", BigInteger, nullable=False),
-    Column("window_end_ms", BigInteger, nullable=False),
-    Column("revision", BigInteger, nullable=False),
+    *required(BigInteger, "window_start_ms", "window_end_ms", "revision"),
     Column("phase", Identifier(16), nullable=False),
-    Column("answered_at_ms", BigInteger, nullable=False),
-    Column("staleness_ms", BigInteger, nullable=False),
+    *required(BigInteger, "answered_at_ms", "staleness_ms"),
     Column("quality", FreeText, nullable=False),
     Column("synopsis", LargeBinary),
     Column("late", FreeText, nullable=False, server_default=""),
@@ -115,9 +103,7 @@ late_slices = Table(
     "late_slices",
     metadata,
     Column("query", _Query, primary_key=True),
-    Column("slice_start_ms", BigInteger, primary_key=True),
-    Column("slice_end_ms", BigInteger, primary_key=True),
-    Column("through_ms", BigInteger, primary_key=True),
+    *key(BigInteger, "slice_start_ms", "slice_end_ms", "through_ms"),
     Column("reason", Identifier(32), primary_key=True),
     Column("records", BigInteger, nullable=False),
     Column("amounts", FreeText, nullable=False, server_default=""),
@@ -132,8 +118,7 @@ corrections = Table(
     "corrections",
     metadata,
     Column("query", _Query, primary_key=True),
-    Column("from_ms", BigInteger, primary_key=True),
-    Column("to_ms", BigInteger, primary_key=True),
+    *key(BigInteger, "from_ms", "to_ms"),
     Column("due_ms", BigInteger, nullable=False),
 )
 """Windows that start in [from, to). The newest answer of a final window may not state all late records. From the
@@ -154,6 +139,5 @@ shipped = Table(
     metadata,
     Column("query", _Query, primary_key=True),
     Column("edge", Identifier(128), primary_key=True),
-    Column("frames", BigInteger, nullable=False),
-    Column("wire_bytes", BigInteger, nullable=False),
+    *required(BigInteger, "frames", "wire_bytes"),
 )

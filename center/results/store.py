@@ -160,12 +160,7 @@ class ResultStore(AnswerReader):
             return leases.read(connection, partition)
 
     def take_lease(
-        self,
-        owner: str,
-        seen: Lease,
-        lease_ms: int,
-        now_ms: int,
-        partition: QueryPartition = ALL_QUERIES,
+        self, owner: str, seen: Lease, lease_ms: int, now_ms: int, partition: QueryPartition = ALL_QUERIES
     ) -> bool:
         """Takes the lease for `lease_ms` if it still equals `seen`. The ledger is loaded before its next use.
 

@@ -29,15 +29,7 @@ from sqlalchemy import (
     update,
 )
 
-from center.ledger import (
-    Emission,
-    FrameSummary,
-    Ledger,
-    QueryChanges,
-    QueryFailed,
-    QueryTooLarge,
-    state_refusal,
-)
+from center.ledger import Emission, FrameSummary, Ledger, QueryChanges, QueryFailed, QueryTooLarge, state_refusal
 from center.results import schema as t
 from center.results.late_records import add_late_records, late_by_window, late_to_json
 from center.storage.database import MAX_GIVEN, Identifier, given, given_count, given_rows, upsert

@@ -41,12 +41,7 @@ from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
 from edgewater.model.table_texts import plain_key
 from edgewater.model.windows import TimeWindow
-from edgewater.synopses import (
-    GroupedAggregate,
-    ItemRanking,
-    Stack,
-    TopItems,
-)
+from edgewater.synopses import GroupedAggregate, ItemRanking, Stack, TopItems
 from edgewater.synopses.named_questions import (
     BINARY_QUESTIONS,
     INTEGER_QUESTIONS,
@@ -194,11 +189,7 @@ class _Line:
         return {**head, "completeness": as_document(completeness(united([w.facts for w in found], self.spec)))}
 
     def _widening(
-        self,
-        windows: Sequence[AnswerRecord],
-        stack: Stack,
-        groups: list[Group] | None,
-        withheld: GroupsWithheld,
+        self, windows: Sequence[AnswerRecord], stack: Stack, groups: list[Group] | None, withheld: GroupsWithheld
     ) -> Widening:
         """Returns how to widen the intervals of a stack that was merged from the data of some windows."""
         of_all = bool(self.spec.group_by) and (self.question.is_global or self.question.name in BINARY_QUESTIONS)
@@ -352,12 +343,8 @@ class _StackAnswer:
             estimates = self.widen(stack, evaluate_question(stack, kind, question.confidence, measure=name), kind)
         except IncompatibleSynopses as exc:
             # The cause is the user's choice of measures, not the stored bytes.
-            raise InvalidRequest(
-                "with",
-                question.second and question.second.description,
-                "a measure with equal parameters and seed",
-                str(exc),
-            ) from exc
+            accepted = "a measure with equal parameters and seed"
+            raise InvalidRequest("with", question.second and question.second.description, accepted, str(exc)) from exc
         whole = isinstance(kind, INTEGER_QUESTIONS) or (kind is None and shows_integers(stack))
         return self._rows([IntervalPart("", estimates, whole)], estimates.basis)
 
@@ -449,12 +436,9 @@ def _no_group(group: Group, found: Sequence[AnswerRecord]) -> NotFound:
 def _require_disjoint(found: Sequence[AnswerRecord], measure: Measure) -> None:
     overlap = any(b.window_start_ms < a.window_end_ms for a, b in pairwise(found))
     if overlap and not measure.stack(None).properties.idempotent:
-        raise InvalidRequest(
-            "merge",
-            True,
-            "false, or windows that do not overlap, or an idempotent measure",
-            f"the windows overlap, and {measure.name} would count their common records twice",
-        )
+        accepted = "false, or windows that do not overlap, or an idempotent measure"
+        reason = f"the windows overlap, and {measure.name} would count their common records twice"
+        raise InvalidRequest("merge", True, accepted, reason)
 
 
 def _same_window(there: AnsweredWindows, window: AnswerRecord, second: SecondSynopsis) -> AnswerRecord:

@@ -77,11 +77,7 @@ class RecordsOut:
 
     @classmethod
     def of(
-        cls,
-        spec: QuerySpec,
-        predicted: Predicted | None,
-        groups: Mapping[str, pa.Array],
-        stacks: Mapping[str, Stack],
+        cls, spec: QuerySpec, predicted: Predicted | None, groups: Mapping[str, pa.Array], stacks: Mapping[str, Stack]
     ) -> Self | None:
         """Returns None if the answer has no prediction of a number of records.
 

@@ -18,13 +18,7 @@ import pyarrow.compute as pc
 
 from center.results import AnswerRecord
 from center.serving.function_values import DEFAULT_CONFIDENCE, function_confidence
-from center.serving.measures import (
-    NO_QUESTIONS,
-    MeasureEvaluator,
-    MeasureQuestions,
-    computed_values,
-    includes,
-)
+from center.serving.measures import NO_QUESTIONS, MeasureEvaluator, MeasureQuestions, computed_values, includes
 from center.serving.predictions import RecordsOut, SynopsisAccuracy, add_expected
 from center.serving.totals import AnswerTotals, Rests, answer_totals, is_sampled
 from center.serving.widening import Lacking, Widening
@@ -50,14 +44,7 @@ from edgewater.model.key_texts import NOT_FINITE, NULL, text_of_key
 from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
 from edgewater.model.table_texts import Texts, joined, json_text, key_texts, plain_key, to_json
-from edgewater.synopses import (
-    Estimates,
-    GroupedAggregate,
-    IntArray,
-    RowSampleStack,
-    SampleStack,
-    Stack,
-)
+from edgewater.synopses import Estimates, GroupedAggregate, IntArray, RowSampleStack, SampleStack, Stack
 from edgewater.synopses.key_table import KeyTable
 from edgewater.synopses.rests import has_exact_rest
 
@@ -65,13 +52,7 @@ _NOTHING = object()
 SUMMARY_GROUPS = 5  # format: of summaries, in the API's reference
 _NO_MEMBERS: Document = {}
 
-__all__ = [
-    "NO_QUESTIONS",
-    "MeasureQuestions",
-    "denoted_values",
-    "evaluated",
-    "render",
-]
+__all__ = ["NO_QUESTIONS", "MeasureQuestions", "denoted_values", "evaluated", "render"]
 
 
 @dataclass(frozen=True, slots=True)

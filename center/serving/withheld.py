@@ -123,10 +123,7 @@ class GroupsWithheld:
         everywhere: list[Mapping[str, WithheldBound]] = [
             bounds for edge, bounds in withheld.items() if edge not in only
         ]
-        classes = [
-            everywhere,
-            *([*everywhere, *each] for each in by_values.values()),
-        ]
+        classes = [everywhere, *([*everywhere, *each] for each in by_values.values())]
         number = {key: at for at, key in enumerate(by_values, 1)}
         keys = zip(*(groups[name].to_pylist() for name in columns), strict=True)
         row_classes = np.array([number.get(key, 0) for key in keys], np.int64)

@@ -56,10 +56,7 @@ class Outcome(StrEnum):
     """No answer decides about the alert any more."""
 
 
-WHY = {
-    Outcome.FAILS: "the condition does not hold any more",
-    Outcome.NO_VALUE: "the group has no value any more",
-}
+WHY = {Outcome.FAILS: "the condition does not hold any more", Outcome.NO_VALUE: "the group has no value any more"}
 """Why an answer ends an alert."""
 MAX_NAMED = 20
 """The most missing edges that the details of an alert name."""
@@ -360,13 +357,7 @@ class AlertBook:
             yield labels, Outcome.HOLDS, _values(shown, row)
 
     def _apply(
-        self,
-        rule: AlertRule,
-        labels: Labels,
-        outcome: Outcome,
-        details: Details,
-        answer: SinkAnswer,
-        now_ms: int,
+        self, rule: AlertRule, labels: Labels, outcome: Outcome, details: Details, answer: SinkAnswer, now_ms: int
     ) -> list[Transition]:
         """Changes one alert, and returns the transitions to notify about."""
         alerts, newest = self.by_rule[rule.name], self.windows[rule.name]

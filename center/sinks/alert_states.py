@@ -8,7 +8,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily as Counter
+from prometheus_client.core import GaugeMetricFamily as Gauge
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from pydantic import JsonValue, TypeAdapter, with_config
 from typing_extensions import TypedDict
@@ -18,6 +20,7 @@ from center.sinks.alert_rules import BookState
 from center.sinks.alert_targets import AlertState
 from center.sinks.store import SinkStore
 from edgewater.base.errors import EdgewaterError
+from edgewater.runtime.metrics import family, family_of
 
 log = logging.getLogger(__name__)
 
@@ -94,33 +97,25 @@ class AlertCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Returns the metrics. Prometheus' client calls it for each scrape."""
-        rule, target = ["sink", "rule"], ["sink", "target"]
-        number = GaugeMetricFamily("edgewater_alerts", "Alerts, by `firing` and `pending`.", labels=[*rule, "state"])
-        is_read = GaugeMetricFamily("edgewater_alerts_rule_up", "1 if the rule can be evaluated.", labels=rule)
-        takes = GaugeMetricFamily(
-            "edgewater_alerts_target_up", "1 if the target has accepted the last notice.", labels=target
-        )
-        waiting = GaugeMetricFamily("edgewater_alerts_notices_waiting", "Notices that wait.", labels=target)
-        notices = CounterMetricFamily(
-            "edgewater_alerts_notices",
-            "Notices that the target has accepted (`delivered`) or refused permanently (`refused`), or that did not fit"
-            " (`dropped`).",
-            labels=[*target, "result"],
-        )
-        families = [number, is_read, takes, waiting, notices]
         try:
-            for sink, state in saved_states(self._store):
-                for stated in state.rules:
-                    labels = [sink, stated["rule"]]
-                    number.add_metric([*labels, "firing"], stated["firing"])
-                    number.add_metric([*labels, "pending"], stated["pending"])
-                    is_read.add_metric(labels, float(not stated["problem"]))
-                for name, box in state.targets.items():
-                    takes.add_metric([sink, name], float(not box["problem"]))
-                    waiting.add_metric([sink, name], len(box["waiting"]) + len(box.get("ends", ())))
-                    notices.add_metric([sink, name, "delivered"], box["delivered"])
-                    notices.add_metric([sink, name, "refused"], box["refused"])
-                    notices.add_metric([sink, name, "dropped"], box["dropped"])
+            states = dict(saved_states(self._store))
         except EdgewaterError as exc:
             log.warning("the states of alerts cannot be read: %s", exc.message)
-        return families
+            states = {}
+        rules = {(sink, rule["rule"]): rule for sink, state in states.items() for rule in state.rules}
+        boxes = {(sink, name): box for sink, state in states.items() for name, box in state.targets.items()}
+        of_rule, of_target = ["sink", "rule"], ["sink", "target"]
+        numbers = {(*at, kind): rule[kind] for at, rule in rules.items() for kind in ("firing", "pending")}
+        yield family(Gauge, "edgewater_alerts", "Alerts, by `firing` and `pending`.", [*of_rule, "state"], numbers)
+        text = "1 if the rule can be evaluated."
+        yield family_of(Gauge, "edgewater_alerts_rule_up", text, of_rule, rules, lambda r: float(not r["problem"]))
+        text = "1 if the target has accepted the last notice."
+        yield family_of(Gauge, "edgewater_alerts_target_up", text, of_target, boxes, lambda b: float(not b["problem"]))
+        waiting = {at: len(box["waiting"]) + len(box.get("ends", ())) for at, box in boxes.items()}
+        yield family(Gauge, "edgewater_alerts_notices_waiting", "Notices that wait.", of_target, waiting)
+        text = (
+            "Notices that the target has accepted (`delivered`) or refused permanently (`refused`), or that did not fit"
+            " (`dropped`)."
+        )
+        results = {(*at, k): box[k] for at, box in boxes.items() for k in ("delivered", "refused", "dropped")}
+        yield family(Counter, "edgewater_alerts_notices", text, [*of_target, "result"], results)

@@ -9,7 +9,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily as Counter
+from prometheus_client.core import GaugeMetricFamily as Gauge
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from center.catalog import Catalog
@@ -20,6 +22,7 @@ from center.sinks.runner import LOOK_MS, SinkRunner
 from center.sinks.store import SinkStatus, SinkStore
 from edgewater.base.errors import EdgewaterError, InvalidConfig
 from edgewater.base.streams import EdgeId
+from edgewater.runtime.metrics import family, family_of
 from edgewater.runtime.tasks import Tasks
 
 END_S = 0.2  # limit: how long other sinks wait
@@ -184,35 +187,29 @@ class SinkCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Returns the metrics. Prometheus' client calls it for each scrape."""
-        up = GaugeMetricFamily("edgewater_sink_up", "1 if the last attempt of the sink succeeded.", labels=["sink"])
-        paused = GaugeMetricFamily("edgewater_sink_paused", "1 if an operator has paused the sink.", labels=["sink"])
-        lag = GaugeMetricFamily(
-            "edgewater_sink_lag_seconds", "Age of the oldest answer that the sink has not written.", labels=["sink"]
-        )
-        gap = GaugeMetricFamily(
-            "edgewater_sink_gap_answers", "Ids of answers that were deleted before the sink had them.", labels=["sink"]
-        )
-        answers = CounterMetricFamily("edgewater_sink_answers", "Answers that were written.", labels=["sink"])
-        refused = CounterMetricFamily(
-            "edgewater_sink_refused",
-            "Samples or messages that the sink's system has refused and never accepts.",
-            labels=["sink"],
-        )
-        rows = CounterMetricFamily("edgewater_sink_rows", "Rows that were written.", labels=["sink"])
-        families = [up, paused, lag, gap, answers, rows, refused]
         try:
-            for status in self._store.statuses():
-                labels = [status.name]
-                up.add_metric(labels, float(not status.problem))
-                paused.add_metric(labels, float(status.paused))
-                lag.add_metric(labels, lag_of(status, self._results, self._now_ms()).age_ms / 1000)
-                gap.add_metric(labels, float(0 if status.gap is None else status.gap[1] - status.gap[0] + 1))
-                answers.add_metric(labels, float(status.answers))
-                rows.add_metric(labels, float(status.rows))
-                refused.add_metric(labels, float(status.refused))
+            each = {status.name: status for status in self._store.statuses()}
+            now_ms = self._now_ms()
+            lags = {name: lag_of(status, self._results, now_ms).age_ms / 1000 for name, status in each.items()}
         except EdgewaterError as exc:
             log.warning("the states of sinks cannot be read: %s", exc.message)
-        return families
+            each, lags = {}, {}
+        sink = ["sink"]
+        text = "1 if the last attempt of the sink succeeded."
+        yield family_of(Gauge, "edgewater_sink_up", text, sink, each, lambda s: float(not s.problem))
+        text = "1 if an operator has paused the sink."
+        yield family_of(Gauge, "edgewater_sink_paused", text, sink, each, lambda s: s.paused)
+        text = "Age of the oldest answer that the sink has not written."
+        yield family(Gauge, "edgewater_sink_lag_seconds", text, sink, lags)
+        text = "Ids of answers that were deleted before the sink had them."
+        gaps = {name: s.gap[1] - s.gap[0] + 1 if s.gap else 0 for name, s in each.items()}
+        yield family(Gauge, "edgewater_sink_gap_answers", text, sink, gaps)
+        yield family_of(
+            Counter, "edgewater_sink_answers", "Answers that were written.", sink, each, lambda s: s.answers
+        )
+        yield family_of(Counter, "edgewater_sink_rows", "Rows that were written.", sink, each, lambda s: s.rows)
+        text = "Samples or messages that the sink's system has refused and never accepts."
+        yield family_of(Counter, "edgewater_sink_refused", text, sink, each, lambda s: s.refused)
 
 
 class SinkLag(NamedTuple):

@@ -238,10 +238,7 @@ def socket_settings(directory: Path) -> dict[str, str]:
     """
     if len(os.fsencode(directory)) > MAX_SOCKET_DIRECTORY:
         return {}
-    return {
-        "spark.python.unix.domain.socket.enabled": "true",
-        "spark.python.unix.domain.socket.dir": str(directory),
-    }
+    return {"spark.python.unix.domain.socket.enabled": "true", "spark.python.unix.domain.socket.dir": str(directory)}
 
 
 @functools.cache

@@ -117,6 +117,16 @@ class FreeText(TypeDecorator[str]):
         return _without_nul(value)
 
 
+def key(kind: type[TypeEngine[Any]] | TypeEngine[Any], *names: str) -> list[Column[Any]]:
+    """Returns the columns of a primary key that have one type."""
+    return [Column(name, kind, primary_key=True) for name in names]
+
+
+def required(kind: type[TypeEngine[Any]] | TypeEngine[Any], *names: str, **options: Any) -> list[Column[Any]]:
+    """Returns columns of one type, and with the same options, that are never null."""
+    return [Column(name, kind, nullable=False, **options) for name in names]
+
+
 _releases = Table(
     "releases",
     MetaData(),

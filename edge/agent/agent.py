@@ -333,16 +333,11 @@ def _server(
         options = {"ssl_certfile": tls.cert, "ssl_keyfile": tls.key, "ssl_ca_certs": tls.client_ca}
         options["ssl_cert_reqs"] = ssl.CERT_NONE if tls.client_ca is None else ssl.CERT_REQUIRED
     config = uvicorn.Config(
-        app,
-        lifespan="off",
-        timeout_graceful_shutdown=STOP_GRACE_S,
-        **guarded(LIMITS, on_closed),
-        **options,
+        app, lifespan="off", timeout_graceful_shutdown=STOP_GRACE_S, **guarded(LIMITS, on_closed), **options
     )
     try:
         config.load()
     except OSError as exc:  # ssl.SSLError is an OSError
-        raise InvalidConfig(
-            "http.tls", config.ssl_certfile, "PEM files of a certificate and its key", str(exc)
-        ) from exc
+        accepted = "PEM files of a certificate and its key"
+        raise InvalidConfig("http.tls", config.ssl_certfile, accepted, str(exc)) from exc
     return EmbeddedServer(config, drain_s=DRAIN_S if hands_over else 0.0, hands_over=hands_over)

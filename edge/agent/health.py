@@ -117,10 +117,7 @@ class AgentHealth:
                 "Records that backfills of queries have not read again yet.",
                 sum(p.backfill.unread_records for p in core.queries.values() if p.backfill is not None),
             ),
-            "clock_step_seconds": (
-                "Step of the system's clock that the agent does not follow yet.",
-                wall_clock.step_s,
-            ),
+            "clock_step_seconds": ("Step of the system's clock that the agent does not follow yet.", wall_clock.step_s),
             "failing_sources": (
                 "Sources that cannot be read at the moment; /readyz says why.",
                 len(self.reading.failures()),

@@ -125,12 +125,7 @@ def dispersion_of(history: GroupHistory, arrivals: FloatArray) -> FloatArray | N
     return history.timetable.dispersion(arrivals) if history.timetable.is_used else None
 
 
-def forecast(
-    entries: SliceEntries,
-    groups: IntArray,
-    history: GroupHistory,
-    elapsed: float,
-) -> Forecast:
+def forecast(entries: SliceEntries, groups: IntArray, history: GroupHistory, elapsed: float) -> Forecast:
     """Forecasts these groups after the fraction `elapsed` (0 to 1) of their slice."""
     past = history.averages_of(entries, groups)
     so_far = entries.arrivals[groups].astype(np.float64)

@@ -144,11 +144,7 @@ class GroupHistory:
     def learn(self, entries: SliceEntries) -> None:
         """Updates the history with a slice that has just closed."""
         fresh = np.array(
-            [
-                entries.arrivals,
-                *(a for m in self.measures for a in (entries.size(m), entries.squares(m))),
-            ],
-            np.float32,
+            [entries.arrivals, *(a for m in self.measures for a in (entries.size(m), entries.squares(m)))], np.float32
         ).reshape(len(self._values), len(entries))
         self._learn_times(entries)
         self._learn_profile(entries)

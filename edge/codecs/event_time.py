@@ -326,11 +326,7 @@ def _explain(
     field = " ".join(time.columns)
 
     add(RejectionReason.TIME_MISSING, times.missing, f"{field}: no value; every record needs its event time")
-    add(
-        RejectionReason.TIME_UNPARSEABLE,
-        times.unparseable,
-        f"{field}: not a time; expected {time_accepted(time)}",
-    )
+    add(RejectionReason.TIME_UNPARSEABLE, times.unparseable, f"{field}: not a time; expected {time_accepted(time)}")
     if implausible.any():
         first = int(np.argmax(implausible))
         message = _why_implausible(_value(raw, first), int(times.millis[first]), time, arrival_ms)

@@ -33,10 +33,7 @@ EXTENSIONS: dict[str, Format] = {
 
 
 COMMA_SEPARATED = CsvDialect()
-_FORMS = {
-    "regex": "a line that the whole of regex.pattern matches",
-    "access": "a line that log_format describes",
-}
+_FORMS = {"regex": "a line that the whole of regex.pattern matches", "access": "a line that log_format describes"}
 
 
 @dataclass(frozen=True, slots=True)

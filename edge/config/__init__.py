@@ -12,29 +12,4 @@ from edge.config.sources import FileConfig, HttpPushConfig, PackageSourceConfig,
 from edge.config.streams import LookupConfig, ReplayConfig, StreamConfig, TimeConfig, Zone
 from edge.config.text import MAX_PATTERN, CsvConfig, MessageConfig, RegexConfig, TextConfig
 
-__all__ = [
-    "MAX_PATTERN",
-    "CsvConfig",
-    "EdgeConfig",
-    "FileConfig",
-    "HttpConfig",
-    "HttpPushConfig",
-    "HttpTlsConfig",
-    "LimitsConfig",
-    "LookupConfig",
-    "MessageConfig",
-    "Model",
-    "PackageSourceConfig",
-    "RegexConfig",
-    "ReplayConfig",
-    "SourceConfig",
-    "StdinConfig",
-    "StreamConfig",
-    "TextConfig",
-    "TimeConfig",
-    "TlsConfig",
-    "UplinkConfig",
-    "Zone",
-    "load_config",
-    "parse_config",
-]
+__all__ = ["MessageConfig", "Model", "TextConfig", "TlsConfig"]

@@ -101,10 +101,7 @@ class LimitsConfig(Model):
     def _leaves_room(self) -> LimitsConfig:
         most = self.max_pending_bytes - self.max_pending_bytes // 4
         if self.max_query_bytes is not None and self.max_query_bytes > most:
-            raise InvalidConfig(
-                "limits.max_query_bytes",
-                self.max_query_bytes,
-                f"at most three quarters of limits.max_pending_bytes, {most}",
-                "it would leave no room for frames",
-            )
+            accepted = f"at most three quarters of limits.max_pending_bytes, {most}"
+            reason = "it would leave no room for frames"
+            raise InvalidConfig("limits.max_query_bytes", self.max_query_bytes, accepted, reason)
         return self

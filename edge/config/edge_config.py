@@ -80,12 +80,9 @@ class EdgeConfig(Model):
             raise InvalidConfig("http.grpc", self.http.grpc, "a source that is received over gRPC, such as otlp")
         for key, address in (("http.listen", self.http.listen), ("http.grpc", self.http.grpc)):
             if pushed and address is not None and not self.http.authenticates and not is_loopback(address):
-                raise InvalidConfig(
-                    key,
-                    address,
-                    "a loopback address, or http.tokens or http.tls.client_ca",
-                    "other machines could push records without credentials",
-                )
+                accepted = "a loopback address, or http.tokens or http.tls.client_ca"
+                reason = "other machines could push records without credentials"
+                raise InvalidConfig(key, address, accepted, reason)
         return self
 
 

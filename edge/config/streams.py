@@ -277,8 +277,7 @@ class StreamConfig(Model):
             for name in lookup.columns:
                 if name in known or name == TIME_COLUMN:
                     raise refusal(
-                        "columns that the stream lacks",
-                        f"lookups.{number}.columns.{name} is a column already",
+                        "columns that the stream lacks", f"lookups.{number}.columns.{name} is a column already"
                     )
             known.update(lookup.columns)
         return self

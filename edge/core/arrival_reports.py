@@ -193,13 +193,7 @@ class ArrivalMonitor:
         return self._prefers_counts
 
     def report(
-        self,
-        now_ms: int,
-        capacity_bytes: int,
-        *,
-        counts_only: bool,
-        unread: bool = False,
-        count: int | None = None,
+        self, now_ms: int, capacity_bytes: int, *, counts_only: bool, unread: bool = False, count: int | None = None
     ) -> ArrivalReport | None:
         """Returns the report of the last report slot that the clock has passed; None: no report is due.
 

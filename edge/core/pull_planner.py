@@ -147,12 +147,7 @@ class PullPlanner:
         return result
 
     def conditions(
-        self,
-        pipeline: QueryPipeline,
-        event: PullEvent,
-        room_bytes: int,
-        share: float,
-        first_groups: int | None = None,
+        self, pipeline: QueryPipeline, event: PullEvent, room_bytes: int, share: float, first_groups: int | None = None
     ) -> PullConditions:
         """Returns the conditions of a pull from one query.
 

@@ -21,13 +21,7 @@ from itertools import chain
 
 import numpy as np
 
-from edge.cache import (
-    GroupHistory,
-    GroupSelection,
-    SendQueue,
-    errors_left,
-    primary_mask,
-)
+from edge.cache import GroupHistory, GroupSelection, SendQueue, errors_left, primary_mask
 from edge.core.arrival_reports import ArrivalMonitor, ArrivalReport
 from edge.core.byte_budget import ByteRoom
 from edge.core.close_barrier import close_barrier_ms, is_unreported

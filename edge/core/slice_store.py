@@ -80,11 +80,7 @@ class SliceStore:
     """
 
     def __init__(
-        self,
-        bound: BoundQuery,
-        since_ms: int = MIN_TIME_MS,
-        source: int = 0,
-        windows: WindowRange = ALL_WINDOWS,
+        self, bound: BoundQuery, since_ms: int = MIN_TIME_MS, source: int = 0, windows: WindowRange = ALL_WINDOWS
     ) -> None:
         self.bound, self.spec = bound, bound.spec
         self.since_ms, self.source = since_ms, source

@@ -86,10 +86,7 @@ class Slice:
     def to_state(self) -> State:
         flags = self.close_reported, self.learned, self.late_until_ms, self.first_arrival_ms
         numbers = [*self.counters, *flags, self.unreported_until_ms, self.sampling_rate, self.is_stated]
-        components = {
-            "entries": self.entries.to_state(),
-            "send_queue": self.send_queue.to_state(),
-        }
+        components = {"entries": self.entries.to_state(), "send_queue": self.send_queue.to_state()}
         return State(numbers, {}, components)
 
     @classmethod

@@ -79,12 +79,7 @@ class DurableCore:
         self.state = EdgeState(make_core(), now_ms)
         self._memory = memory
         recovery = Recovery(
-            directory,
-            self.state,
-            reread,
-            reread_backfill or reread,
-            now_ms=now_ms,
-            written_by=str(identity["release"]),
+            directory, self.state, reread, reread_backfill or reread, now_ms=now_ms, written_by=str(identity["release"])
         )
         self._number = recovery.run()
         self._segment = Segment(journal_path(directory, self._number))

@@ -141,11 +141,7 @@ class PushEndpoint:
         return response
 
     async def handle(
-        self,
-        receiver: Receiver,
-        request: Request,
-        host: str,
-        stream: Callable[[bytes | str], AsyncIterator[bytes]],
+        self, receiver: Receiver, request: Request, host: str, stream: Callable[[bytes | str], AsyncIterator[bytes]]
     ) -> tuple[Response, Refused | None]:
         """Handles one request.
 
@@ -228,12 +224,7 @@ class PushEndpoint:
         return b"".join(received)
 
     async def _count(
-        self,
-        receiver: Receiver,
-        request: Request,
-        sources: Sequence[PushedSource],
-        body: bytes,
-        principal: bytes | str,
+        self, receiver: Receiver, request: Request, sources: Sequence[PushedSource], body: bytes, principal: bytes | str
     ) -> list[Counted]:
         try:
             key = _idempotency_key(request)

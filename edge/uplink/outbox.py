@@ -54,10 +54,7 @@ REPORT_EVERY_MS, REPORT_UNCHANGED_EVERY_MS = 20_000, 30_000  # limit: bytes of r
 change. The center gives shares only to edges that have reported within a minute."""
 
 
-_DELIVERIES = {
-    Delivery.AT_LEAST_ONCE: pb.Stream.AT_LEAST_ONCE,
-    Delivery.AT_MOST_ONCE: pb.Stream.AT_MOST_ONCE,
-}
+_DELIVERIES = {Delivery.AT_LEAST_ONCE: pb.Stream.AT_LEAST_ONCE, Delivery.AT_MOST_ONCE: pb.Stream.AT_MOST_ONCE}
 
 
 class UplinkOutbox:

@@ -6,10 +6,4 @@ no code here reads a clock or decides anything.
 
 from edgewater.arrivals.report import encode_report, fits_report, read_report
 from edgewater.arrivals.schedule import ReportSchedule, SlotGrid, lag_groups
-from edgewater.arrivals.substream import (
-    DEFAULT_MAX_SKEW_MS,
-    NO_VALUES,
-    SubstreamStatistics,
-    distinct_codes,
-    summed,
-)
+from edgewater.arrivals.substream import DEFAULT_MAX_SKEW_MS, NO_VALUES, SubstreamStatistics, distinct_codes, summed

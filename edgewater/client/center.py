@@ -168,12 +168,7 @@ class Center:
         return found
 
     def put_table(
-        self,
-        name: str,
-        rows: Path | Sequence[Mapping[str, Key]],
-        *,
-        key: str | None = None,
-        at: Moment | None = None,
+        self, name: str, rows: Path | Sequence[Mapping[str, Key]], *, key: str | None = None, at: Moment | None = None
     ) -> TableInfo:
         """Makes a table, or changes it. Each running query that uses it gets a new version. Equal rows change nothing.
 
@@ -323,11 +318,7 @@ class Query:
         return self._answer(self._arrow("latest", question_params(group, questions)))
 
     def window(
-        self,
-        start: Moment,
-        revision: int | None = None,
-        group: Groups | None = None,
-        **questions: Unpack[Questions],
+        self, start: Moment, revision: int | None = None, group: Groups | None = None, **questions: Unpack[Questions]
     ) -> Answer:
         """Returns the answer to one window. Raises NotFound.
 
@@ -408,11 +399,7 @@ class Query:
         return found
 
     def explain(
-        self,
-        window: Moment,
-        group: Groups | None = None,
-        revision: int | None = None,
-        **questions: Unpack[Questions],
+        self, window: Moment, group: Groups | None = None, revision: int | None = None, **questions: Unpack[Questions]
     ) -> Explanation:
         """Returns what the error of a value in a window consists of: by cause, by edge, by revision.
 

@@ -121,9 +121,8 @@ class Connection:
         try:
             return ssl.create_default_context(cafile=str(path))
         except (OSError, ssl.SSLError) as exc:
-            raise InvalidConfig(
-                "ca" if self.ca else "EDGEWATER_CA", str(path), "a file of certificates in PEM", str(exc)
-            ) from None
+            accepted = "a file of certificates in PEM"
+            raise InvalidConfig("ca" if self.ca else "EDGEWATER_CA", str(path), accepted, str(exc)) from None
 
 
 def _proxy() -> httpx.Proxy | None:

@@ -6,15 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Literal,
-    ParamSpec,
-    TypeAlias,
-    TypedDict,
-    TypeVar,
-)
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -27,10 +19,7 @@ from edgewater.base.timestamps import TIME_ACCEPTED, parse_time, rfc3339
 from edgewater.client.answers import Answers, from_table
 from edgewater.model.json_types import Document, Groups, Key
 from edgewater.model.key_texts import key_text
-from edgewater.model.replies import (
-    Members,
-    Spec,
-)
+from edgewater.model.replies import Members, Spec
 
 if TYPE_CHECKING:  # importing Arrow takes long, see `answers`
     import pyarrow as pa

@@ -78,9 +78,8 @@ class Accuracy:
             reason = "the end of a session window is known only after it has passed"
             if isinstance(window, CalendarWindow):
                 reason = "arrivals are counted in equal parts of a window, and windows of a calendar unit differ"
-            raise InvalidQuery(
-                "accuracy", mapping, "a tumbling or sliding window of a duration, or no accuracy", reason
-            )
+            accepted = "a tumbling or sliding window of a duration, or no accuracy"
+            raise InvalidQuery("accuracy", mapping, accepted, reason)
         error = check_error(_percentage(fields["error"], "accuracy.error", "5%"), "accuracy.error")
         confidence = _percentage(fields.get("confidence", "95%"), "accuracy.confidence", "95%")
         substream, delays = fields.get("substream"), fields.get("delays")

@@ -121,11 +121,8 @@ def _rules_of_order(spec: RuledQuery) -> Iterator[tuple[str, str, str]]:
 def require_sliced(window: Window) -> SlicedWindow:
     """Returns the window if queries over edges support it. Raises InvalidQuery for a count window."""
     if isinstance(window, CountWindow):
-        raise InvalidQuery(
-            "window.count",
-            window.count,
-            f"a tumbling, sliding or session window; count windows are supported by {BATCH}",
-            "records of different edges have no common order",
-        )
+        accepted = f"a tumbling, sliding or session window; count windows are supported by {BATCH}"
+        reason = "records of different edges have no common order"
+        raise InvalidQuery("window.count", window.count, accepted, reason)
     assert isinstance(window, SlicedWindow)
     return window

@@ -92,9 +92,8 @@ class ComputedValue:
             if name not in intervals:
                 available = ", ".join(intervals) or "none; ask for a question that has one number per group"
                 reason = f"unknown number {name}{did_you_mean(name, intervals)}"
-                raise InvalidRequest(
-                    "compute", f"{self.name}: {self.text}", f"the numbers of a group: {available}", reason
-                )
+                accepted = f"the numbers of a group: {available}"
+                raise InvalidRequest("compute", f"{self.name}: {self.text}", accepted, reason)
         read = {name: intervals[name] for name in names}
         with np.errstate(all="ignore"):
             value = _evaluated(tree, {name: e.value for name, e in read.items()})

@@ -451,11 +451,7 @@ def _zone(node: exp.Expression) -> str | None:
     return None
 
 
-_WINDOW_KEYS = {
-    "tumble": ("tumbling", "offset"),
-    "hop": ("every", "sliding", "offset"),
-    "session": ("session", "max"),
-}
+_WINDOW_KEYS = {"tumble": ("tumbling", "offset"), "hop": ("every", "sliding", "offset"), "session": ("session", "max")}
 """The YAML keys of a window, by window function, in the order of the function's arguments."""
 
 

@@ -277,19 +277,13 @@ class SlidingWindow(TimeWindow):
         if self.size_ms <= 0 or self.every_ms <= 0:
             raise InvalidQuery("window", self, "a size and a step above 0", "size and step must be positive")
         if self.every_ms > self.size_ms:
-            raise InvalidQuery(
-                "window.every",
-                format_duration(self.every_ms),
-                f"at most the window's size, {format_duration(self.size_ms)}",
-                "records between two windows would belong to no window",
-            )
+            accepted = f"at most the window's size, {format_duration(self.size_ms)}"
+            reason = "records between two windows would belong to no window"
+            raise InvalidQuery("window.every", format_duration(self.every_ms), accepted, reason)
         if self.slices_per_window > MAX_SLICES_PER_WINDOW:
-            raise InvalidQuery(
-                "window.every",
-                format_duration(self.every_ms),
-                f"a step that divides the window into at most {MAX_SLICES_PER_WINDOW} slices",
-                f"this step gives {self.slices_per_window} slices",
-            )
+            accepted = f"a step that divides the window into at most {MAX_SLICES_PER_WINDOW} slices"
+            reason = f"this step gives {self.slices_per_window} slices"
+            raise InvalidQuery("window.every", format_duration(self.every_ms), accepted, reason)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SlidingWindow):
@@ -337,12 +331,9 @@ class SlidingWindow(TimeWindow):
         windows = -(-self.size_ms // self.every_ms)
         if windows > MAX_WINDOWS_PER_SLICE:
             least_ms = -(-self.size_ms // MAX_WINDOWS_PER_SLICE)
-            raise InvalidQuery(
-                "window.every",
-                format_duration(self.every_ms),
-                f"at least {format_duration(least_ms)} for windows of {format_duration(self.size_ms)}",
-                f"each record would belong to {windows} windows, more than {MAX_WINDOWS_PER_SLICE}",
-            )
+            accepted = f"at least {format_duration(least_ms)} for windows of {format_duration(self.size_ms)}"
+            reason = f"each record would belong to {windows} windows, more than {MAX_WINDOWS_PER_SLICE}"
+            raise InvalidQuery("window.every", format_duration(self.every_ms), accepted, reason)
 
     def windows_over(self, slice_start_ms: int) -> range:
         last = (slice_start_ms - self.offset_ms) // self.every_ms * self.every_ms + self.offset_ms
@@ -413,9 +404,8 @@ class CalendarWindow(TimeWindow):
         if not isinstance(self.zone, str) or not is_zone(self.zone):
             raise InvalidQuery("window.zone", self.zone, "a time zone of the IANA database, such as Europe/Berlin")
         if abs(self.offset_ms) >= self.slice_ms:
-            raise InvalidQuery(
-                "window.offset", format_duration(self.offset_ms), f"less than {format_duration(self.slice_ms)}"
-            )
+            accepted = f"less than {format_duration(self.slice_ms)}"
+            raise InvalidQuery("window.offset", format_duration(self.offset_ms), accepted)
 
     @property
     def is_tumbling(self) -> bool:
@@ -509,12 +499,9 @@ class SessionWindow(SlicedWindow):
         default = min(DEFAULT_SESSION_MAX_MS, MAX_SLICES_PER_WINDOW * gap_ms)
         max_ms = max(default, gap_ms) if longest is None else _span(longest, "max")
         if not gap_ms <= max_ms <= MAX_SLICES_PER_WINDOW * gap_ms:
-            raise InvalidQuery(
-                "window.max",
-                longest,
-                f"from the gap, {format_duration(gap_ms)}, to {MAX_SLICES_PER_WINDOW} gaps",
-                "it limits the length of a session",
-            )
+            accepted = f"from the gap, {format_duration(gap_ms)}, to {MAX_SLICES_PER_WINDOW} gaps"
+            reason = "it limits the length of a session"
+            raise InvalidQuery("window.max", longest, accepted, reason)
         object.__setattr__(self, "gap_ms", gap_ms)
         object.__setattr__(self, "max_ms", max_ms)
 

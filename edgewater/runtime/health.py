@@ -26,9 +26,7 @@ def metrics_response(registry: CollectorRegistry) -> Response:
 
 
 def health_routes(
-    registry: CollectorRegistry,
-    missing: Callable[[], list[str]],
-    state: Callable[[], dict[str, str | None]] = dict,
+    registry: CollectorRegistry, missing: Callable[[], list[str]], state: Callable[[], dict[str, str | None]] = dict
 ) -> list[Route]:
     """Returns the routes of the three endpoints.
 

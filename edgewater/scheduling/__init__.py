@@ -1,6 +1,6 @@
 """When the next watermark that ends a window is expected (`IngestionHistory`). Pure: no clock, no threads.
 
-The center's admission and the simulator of schedulers (`sim.scheduling`) order queries by it: see
+The center's admission and the simulator of schedulers (`bench.scheduling`) order queries by it: see
 `docs/explanation/scheduling.md`.
 """
 

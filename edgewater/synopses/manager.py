@@ -83,9 +83,8 @@ class Manager(OrderedSynopsis):
         """
         key = self._check_key(key)
         if not {Point, RangeSum} <= set(getattr(partial, "questions", ())) or not hasattr(partial, "records"):
-            raise InvalidRequest(
-                "partial", type(partial).__name__, "an order-based synopsis, which answers Point and RangeSum"
-            )
+            accepted = "an order-based synopsis, which answers Point and RangeSum"
+            raise InvalidRequest("partial", type(partial).__name__, accepted)
         held = self._partials.get(key)
         if held is not None and held is not partial and held.to_bytes() != partial.to_bytes():
             raise IncompatibleSynopses(f"{self.kind}: there are two different partials of key {key}")
@@ -241,12 +240,8 @@ class GeneralManager(Manager):
         length = max(ends, default=0)
         for key, partial in self._partials.items():
             if int(partial.records) != self._before(key, length):
-                raise InvalidRequest(
-                    "partition",
-                    key,
-                    f"{self._before(key, length)} values in it, for a signal of {length}",
-                    f"it has {partial.records}",
-                )
+                accepted = f"{self._before(key, length)} values in it, for a signal of {length}"
+                raise InvalidRequest("partition", key, accepted, f"it has {partial.records}")
         return length
 
     def _end(self, key: int, count: int) -> int:

@@ -82,9 +82,7 @@ def with_missing_records(
     lower, upper = _bounds(stack, question, estimates, most)
     lacking = most > 0
     return replace(
-        estimates,
-        lower=np.where(lacking, lower, estimates.lower),
-        upper=np.where(lacking, upper, estimates.upper),
+        estimates, lower=np.where(lacking, lower, estimates.lower), upper=np.where(lacking, upper, estimates.upper)
     )
 
 

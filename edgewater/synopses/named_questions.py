@@ -207,9 +207,8 @@ def default_question(stack: Stack, confidence: float | None) -> Question | None:
             return kind() if confidence is None else kind(confidence)
     if isinstance(stack, SampleStack) and stack.item_type == "string":
         if Count not in stack.questions:
-            raise InvalidRequest(
-                "question", None, "values=true of an answer", f"a {stack.kind} of strings has no estimate"
-            )
+            reason = f"a {stack.kind} of strings has no estimate"
+            raise InvalidRequest("question", None, "values=true of an answer", reason)
         return Count()
     if Mean in stack.questions and isinstance(stack, SampleStack):
         return Mean() if confidence is None else Mean(confidence)

@@ -257,12 +257,9 @@ def require_fit(sizes: Mapping[str, int]) -> None:
     if sum(sizes.values()) > MAX_ENTRY_BYTES:
         largest = sorted(sizes.items(), key=lambda item: -item[1])
         shown = ", ".join(f"{name} {size / (1 << 20):.1f} MiB" for name, size in largest[:8])
-        raise InvalidQuery(
-            "measures",
-            shown,
-            f"measures of at most {MAX_ENTRY_BYTES / (1 << 20):.1f} MiB together, or some in another query",
-            "a group must fit into a frame",
-        )
+        accepted = f"measures of at most {MAX_ENTRY_BYTES / (1 << 20):.1f} MiB together, or some in another query"
+        reason = "a group must fit into a frame"
+        raise InvalidQuery("measures", shown, accepted, reason)
 
 
 def _read(parameter: Parameter, value: Any, at: str) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 import google_crc32c
 import pyarrow as pa
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from edgewater.base.errors import CorruptFrame
 from edgewater.base.nesting import Nesting, check_nesting
@@ -554,17 +554,38 @@ def parse_body(plain: bytes) -> tuple[pb.FrameBody, int]:
 def body_to_wire(body: FrameBody) -> pb.FrameBody:
     return pb.FrameBody(
         partials=[pb.Partial(slice_start_ms=p.slice_start_ms, synopsis=p.synopsis) for p in body.partials],
-        closes=[close_to_wire(c) for c in body.closes],
+        closes=list(map(close_to_wire, body.closes)),
         through_ms=body.through_ms,
         since_ms=body.since_ms,
         report=None if body.arrivals is None else arrivals_to_wire(body.arrivals),
-        losses=[
-            pb.InputLoss(source=x.source, reason=x.reason, from_ms=x.from_ms, to_ms=x.to_ms, records=x.records)
-            for x in body.losses
-        ],
+        losses=[pb.InputLoss(**{name: getattr(loss, name) for name in _LOSS}) for loss in body.losses],
         dropped=list(map(_dropped_to_wire, body.dropped)),
         late=list(map(_dropped_to_wire, body.late)),
     )
+
+
+def body_from_wire(message: pb.FrameBody) -> FrameBody:
+    return FrameBody(
+        message.through_ms,
+        tuple(Partial(p.slice_start_ms, p.synopsis) for p in message.partials),
+        tuple(map(close_from_wire, message.closes)),
+        _given(message, "since_ms"),
+        _arrivals_of(message),
+        tuple(map(loss_from_wire, message.losses)),
+        tuple(_dropped_from_wire(d, DropReason.from_number(d.reason)) for d in message.dropped),
+        tuple(_dropped_from_wire(d, DropReason.COUNTED) for d in message.late),
+    )
+
+
+def _given(message: Message, field: str) -> Any:
+    """Returns an optional field; None if it is absent."""
+    return getattr(message, field) if message.HasField(field) else None
+
+
+def _arrivals_of(message: pb.FrameBody) -> Arrivals | None:
+    if message.HasField("report"):
+        return arrivals_from_wire(message.report)
+    return arrivals_from_wire(message.arrivals) if message.HasField("arrivals") else None
 
 
 def _dropped_to_wire(d: DroppedRecords) -> pb.DroppedRecords:
@@ -578,54 +599,27 @@ def _dropped_to_wire(d: DroppedRecords) -> pb.DroppedRecords:
     )
 
 
-def body_from_wire(message: pb.FrameBody) -> FrameBody:
-    return FrameBody(
-        message.through_ms,
-        tuple(Partial(p.slice_start_ms, p.synopsis) for p in message.partials),
-        tuple(close_from_wire(c) for c in message.closes),
-        message.since_ms if message.HasField("since_ms") else None,
-        _arrivals_of(message),
-        tuple(loss_from_wire(loss) for loss in message.losses),
-        tuple(_dropped_from_wire(d, DropReason.from_number(d.reason)) for d in message.dropped),
-        tuple(_dropped_from_wire(d, DropReason.COUNTED) for d in message.late),
-    )
+def _dropped_from_wire(d: pb.DroppedRecords, reason: DropReason) -> DroppedRecords:
+    amounts = tuple(map(_withheld_from_wire, d.amounts))
+    return DroppedRecords(d.slice_start_ms, reason, d.records, _given(d, "until_ms"), amounts, d.only)
 
 
-def _arrivals_of(message: pb.FrameBody) -> Arrivals | None:
-    if message.HasField("report"):
-        return arrivals_from_wire(message.report)
-    return arrivals_from_wire(message.arrivals) if message.HasField("arrivals") else None
+_LOSS = "source", "reason", "from_ms", "to_ms", "records"
 
 
-def _dropped_from_wire(message: pb.DroppedRecords, reason: DropReason) -> DroppedRecords:
-    until_ms = message.until_ms if message.HasField("until_ms") else None
-    amounts = tuple(map(_withheld_from_wire, message.amounts))
-    return DroppedRecords(message.slice_start_ms, reason, message.records, until_ms, amounts, message.only)
-
-
-def loss_from_wire(message: pb.InputLoss) -> InputLoss:
-    return InputLoss(
-        message.source,
-        message.reason,
-        message.from_ms if message.HasField("from_ms") else None,
-        message.to_ms if message.HasField("to_ms") else None,
-        message.records if message.HasField("records") else None,
-    )
+def loss_from_wire(m: pb.InputLoss) -> InputLoss:
+    return InputLoss(m.source, m.reason, *(_given(m, name) for name in ("from_ms", "to_ms", "records")))
 
 
 def arrivals_to_wire(arrivals: Arrivals) -> pb.Arrivals:
+    sampled = pb.Sampling.Reason.ValueType(arrivals.sampled)
     return pb.Arrivals(
-        through_ms=arrivals.through_ms,
-        substreams=arrivals.substreams,
-        sampled=pb.Sampling.Reason.ValueType(arrivals.sampled),
-        unread=arrivals.unread,
+        through_ms=arrivals.through_ms, substreams=arrivals.substreams, sampled=sampled, unread=arrivals.unread
     )
 
 
-def arrivals_from_wire(message: pb.Arrivals) -> Arrivals:
-    return Arrivals(
-        message.through_ms, tuple(message.substreams), SamplingReason.from_number(message.sampled), message.unread
-    )
+def arrivals_from_wire(m: pb.Arrivals) -> Arrivals:
+    return Arrivals(m.through_ms, tuple(m.substreams), SamplingReason.from_number(m.sampled), m.unread)
 
 
 def close_to_wire(close: SliceClose) -> pb.SliceClose:
@@ -638,6 +632,12 @@ def close_to_wire(close: SliceClose) -> pb.SliceClose:
         last_ms=close.last_ms,
         provisional=close.provisional,
     )
+
+
+def close_from_wire(m: pb.SliceClose) -> SliceClose:
+    withheld = tuple(map(_withheld_from_wire, m.withheld))
+    extent = _given(m, "first_ms"), _given(m, "last_ms")
+    return SliceClose(m.slice_start_ms, m.observed, m.late, withheld, *extent, m.provisional)
 
 
 def _withheld_to_wire(w: Withheld) -> pb.Withheld:
@@ -656,32 +656,8 @@ def _withheld_to_wire(w: Withheld) -> pb.Withheld:
     )
 
 
-def close_from_wire(message: pb.SliceClose) -> SliceClose:
-    return SliceClose(
-        message.slice_start_ms,
-        message.observed,
-        message.late,
-        tuple(map(_withheld_from_wire, message.withheld)),
-        message.first_ms if message.HasField("first_ms") else None,
-        message.last_ms if message.HasField("last_ms") else None,
-        message.provisional,
-    )
-
-
-def _withheld_from_wire(message: pb.Withheld) -> Withheld:
-    largest_unsent = message.largest_unsent if message.HasField("largest_unsent") else None
-    return Withheld(
-        message.measure,
-        message.largest_above,
-        message.largest_below,
-        message.groups,
-        largest_unsent,
-        Signs.from_number(message.signs),
-        message.above_share if message.HasField("above_share") else None,
-        message.below_share if message.HasField("below_share") else None,
-        _rest_from_wire(message) if message.HasField("rest_values") else None,
-    )
-
-
-def _rest_from_wire(message: pb.Withheld) -> Rest:
-    return Rest(message.rest_values, tuple(message.rest_parts), message.rest_squares)
+def _withheld_from_wire(m: pb.Withheld) -> Withheld:
+    rest = Rest(m.rest_values, tuple(m.rest_parts), m.rest_squares) if m.HasField("rest_values") else None
+    bounds, signs = (m.measure, m.largest_above, m.largest_below, m.groups), Signs.from_number(m.signs)
+    shares = _given(m, "above_share"), _given(m, "below_share")
+    return Withheld(*bounds, _given(m, "largest_unsent"), signs, *shares, rest)

@@ -4,77 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import yaml
 
-from sim.demo.data import AIRPORTS, TIME
+from sim.demo.data import TIME
 from sim.demo.landings import END
 
 DAY_MS = 86_400_000
 QUANTILES = (0.5, 0.9, 0.99)
-EDGES = [airport.lower() for airport in AIRPORTS]
 
-SPECS: list[dict[str, Any]] = [
-    {
-        "name": "delay_by_carrier",
-        "from": "flights",
-        "group_by": ["carrier"],
-        "measures": {"flights": "count()", "mean_delay": "mean(dep_delay)"},
-        "window": {"tumbling": "1d"},
-        "edges": EDGES,
-    },
-    {
-        "name": "miles_by_destination",
-        "from": "flights",
-        "group_by": ["dest"],
-        "measures": {"miles": "sum(distance)"},
-        "window": {"tumbling": "1d"},
-        "budget": {"error": {"miles": 6000}},
-        "edges": EDGES,
-    },
-    {
-        "name": "aircraft_per_week",
-        "from": "flights",
-        "measures": {"aircraft": "distinct(tailnum)"},
-        "window": {"tumbling": "1w"},
-        "seed": 1,  # stated, so that each run of the demo prints the same numbers
-        "edges": EDGES,
-    },
-    {
-        "name": "delay_quantiles",
-        "from": "flights",
-        "where": "dep_delay IS NOT NULL",
-        "measures": {"delay": "quantiles(dep_delay)"},
-        "window": {"tumbling": "1d"},
-        "edges": EDGES,
-    },
-    {
-        "name": "miles_landed",
-        "from": "landings",
-        # if a query has two measures, edges draw no sample
-        "measures": {"miles": "sum(distance)", "flights": "count()"},
-        "window": {"tumbling": "1d"},
-        "accuracy": {"error": "5%", "confidence": "95%", "measure": "miles"},
-        "lateness": "0s",
-        "edges": EDGES,
-    },
-]
-
-WATCHED_SPECS: list[dict[str, Any]] = [
-    {
-        "name": "miles_with_teterboro",
-        "from": "flights",
-        "group_by": ["dest"],
-        "measures": {"miles": "sum(distance)"},
-        "window": {"tumbling": "1w"},
-        "budget": {"error": {"miles": 6000}, "staleness": "2s"},
-        "edges": [*EDGES, "teb"],
-    },
-]
-"""To look at, and not compared with the truth: shows the statements of answers while an expected edge is missing."""
+SPECS, WATCHED_SPECS = yaml.safe_load(files("sim.demo").joinpath("queries.yaml").read_text()).values()
+"""The queries that are compared with the truth, and those to look at."""
 
 QUESTIONS: dict[str, dict[str, Any]] = {"delay_quantiles": {"quantile": list(QUANTILES)}, "miles_landed": {"end": END}}
 """By query, parameters of the URL: which windows are compared, and questions to the synopses."""
@@ -162,12 +107,7 @@ def _is_exact(errors: np.ndarray, truths: np.ndarray, inside: np.ndarray) -> boo
 
 
 EXPECTATIONS: dict[str, Expectation] = {
-    "delay_by_carrier": Expectation(
-        ["carrier", "dep_delay"],
-        "exact",
-        _by_carrier,
-        _is_exact,
-    ),
+    "delay_by_carrier": Expectation(["carrier", "dep_delay"], "exact", _by_carrier, _is_exact),
     "miles_by_destination": Expectation(
         ["dest", "distance"],
         "6000 miles",

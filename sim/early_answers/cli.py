@@ -29,10 +29,7 @@ def simulate() -> None:
 
 @simulate.command("early-answers")
 @click.option(
-    "--algorithm",
-    default="edgewater",
-    show_default=True,
-    help=f"{', '.join(ALGORITHMS)}, or all; several with commas.",
+    "--algorithm", default="edgewater", show_default=True, help=f"{', '.join(ALGORITHMS)}, or all; several with commas."
 )
 @click.option(
     "--delays",

@@ -15,15 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from center.early import RATES_EVERY_MS, SamplingRequirement, rates_differ
-from center.ledger import (
-    EdgesChanged,
-    Emission,
-    FramesMerged,
-    FrameSummary,
-    Ledger,
-    QueryRegistered,
-    TimeAdvanced,
-)
+from center.ledger import EdgesChanged, Emission, FramesMerged, FrameSummary, Ledger, QueryRegistered, TimeAdvanced
 from edgewater.answers import Phase
 from edgewater.answers.statement import ACCURACY
 from edgewater.arrivals.schedule import HORIZON_WINDOWS

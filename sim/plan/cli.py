@@ -147,11 +147,7 @@ def link(files: tuple[Path, ...], width: str, delay: int, as_json: bool, **flags
     help="Error budget: 1000, 1MB, or 0.1% of the largest possible error.  [default: 0.001% to 10%]",
 )
 @click.option(
-    "--staleness",
-    "stalenesses",
-    multiple=True,
-    metavar="DURATION",
-    help="Staleness budget: 2s, or 10% of a window.",
+    "--staleness", "stalenesses", multiple=True, metavar="DURATION", help="Staleness budget: 2s, or 10% of a window."
 )
 @click.option(
     "--policy",

@@ -86,9 +86,5 @@ def _check_unit(raw: pa.Array, unit: str | None, field: str) -> None:
         likely = {u: s for u, s in MS_PER_UNIT.items() if YEAR_2000_MS <= latest * s <= YEAR_2200_MS}
         looks = f" and look like {UNIT_NAMES[next(iter(likely))]}" if likely else ""
         accepted = f"--time-unit {next(iter(likely))}" if likely and "ns" not in likely else ACCEPTED
-        raise InvalidConfig(
-            "--time",
-            field,
-            accepted,
-            f"as {UNIT_NAMES[unit or 'ms']}, times up to {latest:.0f} are after the year 2200{looks}",
-        )
+        reason = f"as {UNIT_NAMES[unit or 'ms']}, times up to {latest:.0f} are after the year 2200{looks}"
+        raise InvalidConfig("--time", field, accepted, reason)

@@ -32,12 +32,9 @@ def read_query(file: Path) -> QuerySpec:
     query = QuerySpec.from_yaml(text)
     evaluated = _evaluated(query)
     if evaluated.function.name not in AGGREGATES:
-        raise InvalidQuery(
-            f"measures.{evaluated.name}",
-            evaluated.to_text(),
-            f"a measure by one of {', '.join(AGGREGATES)}",
-            "the offline optimum is not defined for it",
-        )
+        accepted = f"a measure by one of {', '.join(AGGREGATES)}"
+        reason = "the offline optimum is not defined for it"
+        raise InvalidQuery(f"measures.{evaluated.name}", evaluated.to_text(), accepted, reason)
     if not isinstance(query.window, SlidingWindow) or not query.window.is_tumbling:
         raise InvalidQuery("window", query.window.to_mapping(), "tumbling windows, such as {tumbling: 60s}")
     others = [m for m in query.measures if m.function.name in SIMULATED and m.name != evaluated.name]

@@ -54,12 +54,9 @@ def place(table: pa.Table, placement: Placement, notify: Notify) -> tuple[IntArr
         values = len(encoded.dictionary)
         edges = placement.edges or values
         if edges > MAX_EDGES:
-            raise InvalidConfig(
-                "--edge-column",
-                placement.column,
-                f"--edges N as well, at most {MAX_EDGES}",
-                f"it has {values:,} values, and each is an edge",
-            )
+            accepted = f"--edges N as well, at most {MAX_EDGES}"
+            reason = f"it has {values:,} values, and each is an edge"
+            raise InvalidConfig("--edge-column", placement.column, accepted, reason)
         ids = np.asarray(encoded.indices.to_numpy(zero_copy_only=False), np.int64)
         if edges >= values:
             notify(f"edges: {edges}, assigned by the column {placement.column} ({values} values)")
@@ -181,10 +178,7 @@ def complete_windows(times: IntArray, query: QuerySpec) -> tuple[int, int]:
     if last - 1 - latest > gap:
         last -= size
     if last <= first:
-        raise InvalidConfig(
-            "window",
-            format_duration(size),
-            "a shorter window, or a longer trace",
-            f"no window is complete: the trace covers {format_duration(latest - earliest)}",
-        )
+        accepted = "a shorter window, or a longer trace"
+        reason = f"no window is complete: the trace covers {format_duration(latest - earliest)}"
+        raise InvalidConfig("window", format_duration(size), accepted, reason)
     return first, last

@@ -10,13 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from center.budgets import (
-    AllocationPolicy,
-    BudgetAllocator,
-    BudgetReport,
-    Grant,
-    ShareViolation,
-)
+from center.budgets import AllocationPolicy, BudgetAllocator, BudgetReport, Grant, ShareViolation
 from edge.core import ShareSchedule
 from edgewater.base.streams import MIN_TIME_MS, EdgeId
 

@@ -9,11 +9,7 @@ from bench.console_demo import ALL, KEPT, run
 LARGEST = 150_000
 """Bytes of a picture in the documents."""
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.full,
-    pytest.mark.usefixtures("chromium"),
-]
+pytestmark = [pytest.mark.e2e, pytest.mark.full, pytest.mark.usefixtures("chromium")]
 
 
 def test_each_page_shows_the_running_demo_at_each_width(tmp_path):

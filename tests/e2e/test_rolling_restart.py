@@ -71,10 +71,7 @@ class Service:
 
 
 async def _both_ways(
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
-    there: asyncio.StreamReader,
-    forth: asyncio.StreamWriter,
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, there: asyncio.StreamReader, forth: asyncio.StreamWriter
 ) -> None:
     """Copies until one end closes the connection. The caller then closes the other end."""
     ways = [asyncio.ensure_future(_copy(reader, forth)), asyncio.ensure_future(_copy(there, writer))]

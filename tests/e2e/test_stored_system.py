@@ -46,11 +46,7 @@ def stack() -> Iterator[ExitStack]:
 @pytest.mark.parametrize("store", ["sqlite", *at_night("postgres")])
 @pytest.mark.parametrize("golden", SETS, ids=lambda p: p.name)
 def test_a_stored_system_keeps_its_answers_and_ends_with_the_truth(
-    golden: Path,
-    store: str,
-    tmp_path: Path,
-    stack: ExitStack,
-    request: pytest.FixtureRequest,
+    golden: Path, store: str, tmp_path: Path, stack: ExitStack, request: pytest.FixtureRequest
 ) -> None:
     server: PostgresServer | None = None
     if store == "postgres":

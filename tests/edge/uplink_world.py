@@ -340,10 +340,7 @@ class ScriptedCenter:
             self.refusals -= 1
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "later", ((RETRY_METADATA, "1000"),))
         welcome = pb.Welcome(
-            protocol=PROTOCOL,
-            max_frame_bytes=self.max_frame_bytes,
-            credit_bytes=1 << 20,
-            window_log=self.window_log,
+            protocol=PROTOCOL, max_frame_bytes=self.max_frame_bytes, credit_bytes=1 << 20, window_log=self.window_log
         )
         await context.write(pb.ToEdge(welcome=welcome))
         receiving = asyncio.create_task(self._receive(requests))

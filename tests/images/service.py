@@ -52,9 +52,7 @@ class Truth:
             lines.append(json.dumps({"time": datetime.fromtimestamp(at, UTC).isoformat(), "latency_ms": 1.5, **record}))
             counted.append(((_start(at), record["service"], record["route"]), record["bytes"]))
         reply = client.post(
-            f"{url}/v1/streams/requests",
-            content="\n".join(lines),
-            headers={"Content-Type": "application/x-ndjson"},
+            f"{url}/v1/streams/requests", content="\n".join(lines), headers={"Content-Type": "application/x-ndjson"}
         )
         reply.raise_for_status()
         for group, size in counted:

@@ -348,13 +348,7 @@ class JobProgram:
         )
         metrics, self.ledger = JobMetrics(), Ledger(margin_ms=50)
         self.store.load_ledger(self.ledger)
-        self._writer = LedgerWriter(
-            self.ledger,
-            self.store,
-            self.catalog,
-            metrics,
-            now_ms=process.now_ms,
-        )
+        self._writer = LedgerWriter(self.ledger, self.store, self.catalog, metrics, now_ms=process.now_ms)
         applier = ObservedApplier(
             self._writer, self.catalog, metrics, directory / "log", now_ms=process.now_ms, margin_ms=50
         )

@@ -306,8 +306,7 @@ class _Draw:
         budgets = [StalenessBudget(rng.choice((1_000, 3_000))) for _ in range(3)]
         return [
             replace(
-                plan,
-                spec=replace(plan.spec, name=f"q{n}", budget=budget, accuracy=None, group_by=("k",), computed=()),
+                plan, spec=replace(plan.spec, name=f"q{n}", budget=budget, accuracy=None, group_by=("k",), computed=())
             )
             for n, (plan, budget) in enumerate(zip(plans * 3, budgets, strict=False))
         ]

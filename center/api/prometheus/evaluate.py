@@ -17,16 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from center.api.prometheus.series import (
-    ABSENT,
-    Axis,
-    Labels,
-    Matchers,
-    Samples,
-    SeriesReader,
-    hold,
-    is_absent,
-)
+from center.api.prometheus.series import ABSENT, Axis, Labels, Matchers, Samples, SeriesReader, hold, is_absent
 from edgewater.answers.work import spend
 from edgewater.base.errors import EdgewaterError
 from edgewater.base.float_bounds import LARGEST_EXACT, Side, side_of
@@ -179,12 +170,7 @@ def _axis_of(selector: Any, axis: Axis) -> Axis:
     return axis if offset is None else axis.shifted(round(offset.total_seconds() * 1000))
 
 
-OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
-    "+": np.add,
-    "-": np.subtract,
-    "*": np.multiply,
-    "/": np.divide,
-}
+OPERATORS: dict[str, Callable[[Any, Any], Any]] = {"+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide}
 
 
 def _binary(tree: Any, left: Samples | Scalar, right: Samples | Scalar) -> Samples | Scalar:

@@ -14,8 +14,7 @@ from center.api.access import IN_TURN, READS_QUERY, caller
 from center.api.answer_cache import Page, entity_tag
 from center.api.models import Answer, AnswerList, AnswerPage, Revisions
 from center.api.negotiation import matches, negotiate
-from center.api.openapi import answers as answer_responses
-from center.api.openapi import problems
+from center.api.openapi import answering, problems
 from center.api.problems import HttpProblem, problem_response
 from center.api.query_params import AnswerParams
 from center.api.routers.queries import query_status
@@ -83,13 +82,7 @@ class RevisionParams(AnswerParams):
     """Version of the query; makes a revision cacheable for good."""
 
 
-@router.get(
-    "/windows",
-    dependencies=[READS_QUERY, IN_TURN],
-    response_model=None,
-    responses=answer_responses(AnswerPage, 409, 422),
-    summary="A range of windows",
-)
+@router.get("/windows", summary="A range of windows", **answering(AnswerPage, 409, 422))
 def windows(name: str, params: Annotated[RangeParams, Query()], request: Request, center: Center) -> Response:
     """The newest revision of each window that starts in [start, end), ascending, in pages.
 
@@ -103,13 +96,7 @@ def windows(name: str, params: Annotated[RangeParams, Query()], request: Request
     return respond(request, center, query, records, questions, params, page=page)
 
 
-@router.get(
-    "/latest",
-    dependencies=[READS_QUERY, IN_TURN],
-    response_model=None,
-    responses=answer_responses(Answer, 409, 422),
-    summary="The last window",
-)
+@router.get("/latest", summary="The last window", **answering(Answer, 409, 422))
 def latest(name: str, params: Annotated[LatestParams, Query()], request: Request, center: Center) -> Response:
     """The newest revision of the last window that has an answer.
 
@@ -137,13 +124,7 @@ def _no_answer(request: Request, center: Services, query: RegisteredQuery, min_p
     return problem_response("not-found", detail, instance=request.url.path, extra=members)
 
 
-@router.get(
-    "/at",
-    dependencies=[READS_QUERY, IN_TURN],
-    response_model=None,
-    responses=answer_responses(AnswerList, 409, 422),
-    summary="At a moment",
-)
+@router.get("/at", summary="At a moment", **answering(AnswerList, 409, 422))
 def at(name: str, params: Annotated[AtParams, Query()], request: Request, center: Center) -> Response:
     """The newest revision of each window that contains an event time: several for sliding windows.
 
@@ -162,13 +143,7 @@ def at(name: str, params: Annotated[AtParams, Query()], request: Request, center
     return respond(request, center, query, records, questions, params, as_list=True)
 
 
-@router.get(
-    "/windows/{start}",
-    dependencies=[READS_QUERY, IN_TURN],
-    response_model=None,
-    responses=answer_responses(Answer, 409, 422),
-    summary="One window",
-)
+@router.get("/windows/{start}", summary="One window", **answering(Answer, 409, 422))
 def window(
     name: str, start: Time, params: Annotated[RevisionParams, Query()], request: Request, center: Center
 ) -> Response:

@@ -42,8 +42,7 @@ RESPONSES: Responses = {
     }
 }
 LastEventId = Annotated[
-    str | None,
-    Header(description="Id of the last `answer` event that the client has; the stream continues after it."),
+    str | None, Header(description="Id of the last `answer` event that the client has; the stream continues after it.")
 ]
 
 log = logging.getLogger(__name__)

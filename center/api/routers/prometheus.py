@@ -16,15 +16,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from center.api.access import IN_TURN, OPEN, READS, caller
 from center.api.bodies import read_body
-from center.api.prometheus.evaluate import (
-    PromqlError,
-    evaluate,
-    instant_json,
-    number,
-    parse,
-    range_json,
-    selectors,
-)
+from center.api.prometheus.evaluate import PromqlError, evaluate, instant_json, number, parse, range_json, selectors
 from center.api.prometheus.series import MAX_POINTS, Axis, Labels, Matchers, SeriesReader
 from center.api.services import Center, Services
 from center.sinks.alert_rules import Details

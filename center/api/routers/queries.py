@@ -137,11 +137,7 @@ IfMatch = Annotated[
     },
 )
 async def change(
-    name: str,
-    params: Annotated[ChangeParams, Query()],
-    request: Request,
-    center: Center,
-    if_match: IfMatch = None,
+    name: str, params: Annotated[ChangeParams, Query()], request: Request, center: Center, if_match: IfMatch = None
 ) -> Response:
     """Makes version n+1 of a query. Windows that start before the border belong to version n, later ones to n+1.
 

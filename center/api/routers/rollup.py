@@ -10,10 +10,9 @@ from fastapi import APIRouter, Query, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from center.api.access import IN_TURN, READS_QUERY
 from center.api.answer_cache import Page
 from center.api.models import AnswerPage
-from center.api.openapi import answers as answer_responses
+from center.api.openapi import answering
 from center.api.query_params import AnswerParams
 from center.api.routers.answers import respond
 from center.api.services import Center, Services
@@ -56,13 +55,7 @@ class RollupParams(AnswerParams):
     """`next_cursor` of the previous page."""
 
 
-@router.get(
-    "/rollup",
-    dependencies=[READS_QUERY, IN_TURN],
-    response_model=None,
-    responses=answer_responses(AnswerPage, 409, 413, 422),
-    summary="Windows merged into longer intervals",
-)
+@router.get("/rollup", summary="Windows merged into longer intervals", **answering(AnswerPage, 409, 413, 422))
 async def rollup(name: str, params: Annotated[RollupParams, Query()], request: Request, center: Center) -> Response:
     """The newest answers of the windows of each interval, merged, ascending, in pages.
 

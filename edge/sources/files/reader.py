@@ -125,12 +125,7 @@ def with_guesses(piece: Piece) -> Piece:
 
 
 def note_piece(
-    position: FilePosition,
-    note: Rejection,
-    schema: RecordSchema,
-    *,
-    ended: bool,
-    losses: tuple[LossReason, ...] = (),
+    position: FilePosition, note: Rejection, schema: RecordSchema, *, ended: bool, losses: tuple[LossReason, ...] = ()
 ) -> Piece:
     """Returns a piece without records that reports a rejection of the whole file."""
     end = replace(position, block=0, row=0, ended=ended, note=note, others=(), size=0)

@@ -11,15 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
 
 from edge.codecs import NO_BYTES, RecordSchema, TextFormat, codec_of
-from edge.records import (
-    COALESCE_S,
-    MAX_CHUNK_ROWS,
-    SHORT_READ_BYTES,
-    Chunk,
-    InputGone,
-    Position,
-    split_rows,
-)
+from edge.records import COALESCE_S, MAX_CHUNK_ROWS, SHORT_READ_BYTES, Chunk, InputGone, Position, split_rows
 from edge.source_kinds import SourceContext
 from edge.sources.files.backfill import BackfillFile, BackfillReader
 from edge.sources.files.fingerprint import InputFingerprints, identity_of, locate, matching_files

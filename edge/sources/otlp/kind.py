@@ -31,11 +31,7 @@ from edgewater.runtime.configuration import refusal
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
 MAX_SERIES = 1_000_000  # limit: memory of series
 _PREFIXES = ("attributes.", "resource.", "scope.attributes.")
-_SERVICES = {
-    "logs": "logs.v1.LogsService",
-    "metrics": "metrics.v1.MetricsService",
-    "traces": "trace.v1.TraceService",
-}
+_SERVICES = {"logs": "logs.v1.LogsService", "metrics": "metrics.v1.MetricsService", "traces": "trace.v1.TraceService"}
 _ANY, _NUMBER = ("string", "int64", "float64", "bool"), ("int64", "float64")
 
 Signal = Literal["logs", "metrics", "traces"]

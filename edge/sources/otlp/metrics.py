@@ -321,13 +321,7 @@ class MetricStream:
         return at, Points(rows.keys(at), rows.start_ns[at], rows.time_ns[at], rows.bits[at], rows.is_int[at], sums)
 
     def _convert(
-        self,
-        rows: MetricRows,
-        prepared: Prepared,
-        arrival_ms: int,
-        at: IntArray,
-        points: Points,
-        memory: SeriesMemory,
+        self, rows: MetricRows, prepared: Prepared, arrival_ms: int, at: IntArray, points: Points, memory: SeriesMemory
     ) -> tuple[Decoded, SeriesUpdate]:
         added = memory.increments(points, arrival_ms * 1_000_000, self._max_series)
         bits, is_int, total = rows.bits.copy(), rows.is_int.copy(), rows.extra["sum"].copy()

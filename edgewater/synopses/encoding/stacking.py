@@ -98,11 +98,7 @@ def require_stackable(condition: bool) -> None:
 
 def _message(declared: str, values: npt.NDArray[Any]) -> ArrayMessage:
     return ArrayMessage(
-        encoding=ArrayMessage.FIXED,
-        type=declared,
-        stored=values.dtype.str,
-        shape=values.shape,
-        data=values.tobytes(),
+        encoding=ArrayMessage.FIXED, type=declared, stored=values.dtype.str, shape=values.shape, data=values.tobytes()
     )
 
 

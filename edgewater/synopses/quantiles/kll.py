@@ -47,13 +47,7 @@ from edgewater.synopses.base import (
     Rank,
     run_indices,
 )
-from edgewater.synopses.checks import (
-    check_confidence,
-    check_fraction,
-    check_not_nan,
-    check_quantile,
-    check_whole,
-)
+from edgewater.synopses.checks import check_confidence, check_fraction, check_not_nan, check_quantile, check_whole
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.layout import Layout, count, field, totals
 from edgewater.synopses.hashing import DEFAULT_SEED, finalised, finalised_word

@@ -13,16 +13,7 @@ import numpy as np
 
 from edgewater.base.errors import InvalidRequest
 from edgewater.synopses.array_stack import register_stack
-from edgewater.synopses.base import (
-    BoolArray,
-    Estimates,
-    FloatArray,
-    IntArray,
-    Mean,
-    Properties,
-    Question,
-    Questions,
-)
+from edgewater.synopses.base import BoolArray, Estimates, FloatArray, IntArray, Mean, Properties, Question, Questions
 from edgewater.synopses.checks import check_whole
 from edgewater.synopses.encoding.layout import Layout, field
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray

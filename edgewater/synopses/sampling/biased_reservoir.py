@@ -36,13 +36,7 @@ from edgewater.synopses.questions import Proportion
 from edgewater.synopses.registry import MAX_SAMPLE_SIZE, Parameter
 from edgewater.synopses.sampling.estimator import SampleEstimator
 from edgewater.synopses.sampling.sample_rows import SampleRows, record_tags
-from edgewater.synopses.sampling.sample_stack import (
-    DEFAULT_SIZE,
-    RANGE,
-    SingleSample,
-    TimedSampleStack,
-    sample_layouts,
-)
+from edgewater.synopses.sampling.sample_stack import DEFAULT_SIZE, RANGE, SingleSample, TimedSampleStack, sample_layouts
 
 MIN_P_IN = 2.0**-32
 """Records are thinned by hashes of 64 bits."""

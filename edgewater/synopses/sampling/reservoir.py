@@ -19,15 +19,7 @@ import pyarrow as pa
 
 from edgewater.base.errors import InvalidRequest
 from edgewater.synopses.array_stack import register_stack
-from edgewater.synopses.base import (
-    BoolArray,
-    Estimates,
-    IntArray,
-    Mean,
-    Properties,
-    Question,
-    Questions,
-)
+from edgewater.synopses.base import BoolArray, Estimates, IntArray, Mean, Properties, Question, Questions
 from edgewater.synopses.checks import check_fraction
 from edgewater.synopses.encoding.layout import Layout
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray

@@ -9,18 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from edgewater.synopses.base import (
-    Count,
-    Distinct,
-    Maximum,
-    Mean,
-    Minimum,
-    Quantile,
-    Question,
-    Rank,
-    Sum,
-    Variance,
-)
+from edgewater.synopses.base import Count, Distinct, Maximum, Mean, Minimum, Quantile, Question, Rank, Sum, Variance
 from edgewater.synopses.questions import (
     Contains,
     FalsePositiveRate,

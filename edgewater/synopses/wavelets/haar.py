@@ -21,14 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from edgewater.base.errors import CorruptSynopsis, InvalidRecord, InvalidRequest
-from edgewater.synopses.base import (
-    CHUNK,
-    Estimate,
-    FloatArray,
-    IntArray,
-    Properties,
-    Stack,
-)
+from edgewater.synopses.base import CHUNK, Estimate, FloatArray, IntArray, Properties, Stack
 from edgewater.synopses.checks import check_whole
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.layout import Layout, field, layout_for

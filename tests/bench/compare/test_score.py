@@ -11,10 +11,7 @@ from bench.compare.score import SCRIPT_ENTRY_BYTES, WindowAnswer, best_that_fits
 from bench.compare.ways import WAYS
 from bench.compare.workload import Workload, prepare
 
-FUNCTIONS = {
-    "distinct": [{"DE": 3, "US": 100}, {"DE": 2}],
-    "top": [{"DE,a": 9, "DE,b": 4, "US,a": 20}, {"DE,a": 1}],
-}
+FUNCTIONS = {"distinct": [{"DE": 3, "US": 100}, {"DE": 2}], "top": [{"DE,a": 9, "DE,b": 4, "US,a": 20}, {"DE,a": 1}]}
 SUMS = [{"a,DE": (1000, 3), "b,US": (40, 1)}, {"a,DE": (500, 2)}]
 SITE_SUMS = [[{"a,DE": 990, "b,US": 20}, {"a,DE": 500}], [{"a,DE": 10, "b,US": 20}, {}]]
 LOAD = Workload([Path("site0.csv")], 0, 1000, 2, SUMS, 1000, FUNCTIONS, SITE_SUMS)

@@ -6,11 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from center.budgets import (
-    AllocationPolicy,
-    BudgetAllocator,
-    BudgetReport,
-)
+from center.budgets import AllocationPolicy, BudgetAllocator, BudgetReport
 from center.catalog import BudgetStateChange, ComponentHeartbeat
 from edgewater.base.streams import EdgeId
 from edgewater.model.registered_query import RegisteredQuery

@@ -9,11 +9,7 @@ from typing import Any
 
 import pytest
 
-from center.budgets import (
-    AllocationPolicy,
-    BudgetAllocator,
-    BudgetReport,
-)
+from center.budgets import AllocationPolicy, BudgetAllocator, BudgetReport
 from center.catalog import BudgetStateChange
 from center.serving.explanation import explain_value
 from center.serving.measures import MeasureQuestions

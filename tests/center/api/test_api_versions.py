@@ -193,10 +193,7 @@ def test_a_series_of_prometheus_goes_on_in_the_next_version(changed):
     }
     found = changed.get("/prometheus/api/v1/query_range", params=params).json()["data"]["result"]
     series = {json.dumps(each["metric"]): [value for _, value in each["values"]] for each in found}
-    assert series == {
-        '{"__name__": "flights:n", "carrier": "UA"}': ["1", "2"],
-        '{"__name__": "flights:n"}': ["3", "4"],
-    }
+    assert series == {'{"__name__": "flights:n", "carrier": "UA"}': ["1", "2"], '{"__name__": "flights:n"}': ["3", "4"]}
 
 
 def test_a_query_for_an_hour_states_its_end_in_its_spec(desk):

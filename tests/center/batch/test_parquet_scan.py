@@ -69,8 +69,7 @@ def read(spark: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 def grouped() -> GroupedAggregate:
     measures = {"n": function_named("count"), "total": function_named("sum")}
     return GroupedAggregate(
-        {"ip": pa.string()},
-        {"n": measures["n"].make({}, None), "total": measures["total"].make({}, pa.int64())},
+        {"ip": pa.string()}, {"n": measures["n"].make({}, None), "total": measures["total"].make({}, pa.int64())}
     )
 
 
@@ -83,11 +82,7 @@ JOBS: list[tuple[Any, dict[str, Any], Callable[[Any], Any]]] = [
         {"of": "n", "time": "at", "stratify_by": "ok", "strategy": DEALT_OUT},
         lambda df: df.withColumnRenamed("size", "n").where("at is not null and ip is not null"),
     ),
-    (
-        grouped(),
-        {"of": {"ip": "ip", "total": "size"}},
-        lambda df: df.where("size is not null"),
-    ),
+    (grouped(), {"of": {"ip": "ip", "total": "size"}}, lambda df: df.where("size is not null")),
 ]
 
 

@@ -10,11 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from center.budgets import (
-    AllocationPolicy,
-    BudgetAllocator,
-    BudgetReport,
-)
+from center.budgets import AllocationPolicy, BudgetAllocator, BudgetReport
 from edgewater.base.streams import EdgeId
 from tests.center.share_world import EAGER, SLICE_MS, ShareWorld
 from tests.examples import examples

@@ -9,11 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from center.budgets import (
-    AllocationPolicy,
-    BudgetAllocator,
-    BudgetReport,
-)
+from center.budgets import AllocationPolicy, BudgetAllocator, BudgetReport
 from center.ledger import EdgesChanged, FrameSummary, Ledger, QueryRegistered
 from center.results import AnswerRecord, ResultStore
 from center.storage.delta_segments import Delta

@@ -283,9 +283,7 @@ def test_coverage_counts_intervals_with_scope_each_and_windows_with_scope_all() 
         assert world.estimator().answers.coverage == pytest.approx(np.mean(shares))
 
 
-def test_after_too_many_groups_while_edges_sample_no_answer_is_exact(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_after_too_many_groups_while_edges_sample_no_answer_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(grouped(error="20%"), sites(seconds=12, slower=()))
     for site in world.sites:
         site.core.handle(SamplingSet(REF, 0.5, 0.0))

@@ -41,12 +41,7 @@ SHARES = (8.0, 4.0, 2.0, 1.0)
 
 
 def run(
-    measure: str,
-    *,
-    windows: int,
-    delays: Delays = EXPONENTIAL,
-    measures: Mapping[str, str] = MEASURES,
-    **parts: Any,
+    measure: str, *, windows: int, delays: Delays = EXPONENTIAL, measures: Mapping[str, str] = MEASURES, **parts: Any
 ) -> DataWorld:
     sites = [Site.make(f"e{i}", i, windows + 4, delays, rate=1000.0, shares=SHARES) for i in range(3)]
     accuracy = {"error": "5%", "measure": measure, "substream": "500ms", **parts.pop("accuracy", {})}

@@ -40,10 +40,7 @@ def test_an_overloaded_edge_gets_the_needed_rate_until_it_is_relieved() -> None:
 
 
 def beat(
-    edge: EdgeSamplingController,
-    share: float,
-    behind_s: float = 0.0,
-    needs: tuple[SamplingRequirement, ...] = NEEDS,
+    edge: EdgeSamplingController, share: float, behind_s: float = 0.0, needs: tuple[SamplingRequirement, ...] = NEEDS
 ):  # type: ignore[no-untyped-def]
     return [
         (message.rate, message.reason) for message in edge.on_heartbeat(int(behind_s * 1e6), 1e6, 0.0, needs, share)
@@ -101,10 +98,7 @@ def test_a_relief_that_lasted_makes_the_next_one_easy_again() -> None:
 
 def test_an_expensive_measure_is_sampled_also_where_everything_keeps_up() -> None:
     edge, always = EdgeSamplingController(), SamplingRequirement(QueryRef("k", 1), 0.3, always=True)
-    assert beat(edge, 0.0, needs=(always, *NEEDS)) == [
-        (0.3, pb.Sampling.MEASURE),
-        (1.0, pb.Sampling.NONE),
-    ]
+    assert beat(edge, 0.0, needs=(always, *NEEDS)) == [(0.3, pb.Sampling.MEASURE), (1.0, pb.Sampling.NONE)]
     for _ in range(2):
         assert beat(edge, 1.0, needs=(always, *NEEDS)) == []
     assert beat(edge, 1.0, needs=(always, *NEEDS)) == [(0.2, pb.Sampling.PROCESSOR)]

@@ -43,9 +43,7 @@ class World:
         self.now_ms = 1_000_000
         metrics = GatewayMetrics()
         self.budget_sync = BudgetSync(
-            self.catalog,
-            StatusWriter(self.catalog, metrics, 1.0, lambda: self.now_ms),
-            lambda: self.now_ms,
+            self.catalog, StatusWriter(self.catalog, metrics, 1.0, lambda: self.now_ms), lambda: self.now_ms
         )
         for edge in (JFK, LGA):
             hello(self.catalog, edge)

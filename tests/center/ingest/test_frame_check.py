@@ -14,13 +14,7 @@ import pyarrow as pa
 import pytest
 
 from center.ingest import frame_check
-from center.ingest.frame_check import (
-    MAX_COUNT,
-    MAX_LOSSES,
-    OPEN_WINDOWS,
-    CheckedFrame,
-    FrameCheck,
-)
+from center.ingest.frame_check import MAX_COUNT, MAX_LOSSES, OPEN_WINDOWS, CheckedFrame, FrameCheck
 from center.ingest.open_windows import OpenWindows
 from edgewater.arrivals import SubstreamStatistics, encode_report, lag_groups, read_report
 from edgewater.base.streams import MAX_TIME_MS, MIN_TIME_MS
@@ -175,9 +169,7 @@ def test_a_frame_is_cut_to_the_work_for_which_all_queries_may_wait(kind: str, mo
     window, part, count = LARGE[kind]
     parts = [part(n) for n in range(count)]
     body = FrameBody(
-        0,
-        tuple(p for p in parts if isinstance(p, Partial)),
-        tuple(c for c in parts if isinstance(c, SliceClose)),
+        0, tuple(p for p in parts if isinstance(p, Partial)), tuple(c for c in parts if isinstance(c, SliceClose))
     )
     result = checked(body, spec(window=window), 1 << 41)
     kept = kept_body(result)

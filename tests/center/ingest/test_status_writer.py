@@ -138,9 +138,7 @@ def test_an_edge_that_is_asked_for_few_heartbeats_is_not_silent_between_two(gate
     assert not gateway.edge().reachable(27_000)
 
 
-def test_the_edges_of_a_gateway_that_has_died_are_unreachable_until_another_one_hears_from_them(
-    gateway: Heard,
-) -> None:
+def test_the_edges_of_a_gateway_that_has_died_are_unreachable_until_another_one_hears_from_them(gateway: Heard) -> None:
     gateway.begin([JFK])
     gateway.at(1_000, JFK)
     gateway.at(4_000)

@@ -65,9 +65,7 @@ async def test_a_configured_replay_is_every_edges_clock(tmp_path: Path) -> None:
 
 
 @on_a_loop
-async def test_an_edge_with_credentials_does_not_set_the_clock_though_it_comes_from_loopback(
-    tmp_path: Path,
-) -> None:
+async def test_an_edge_with_credentials_does_not_set_the_clock_though_it_comes_from_loopback(tmp_path: Path) -> None:
     """A proxy on the machine may pass on what others send."""
     allowed = {"others": StreamSection(replay="edges")}
     async with center(tmp_path, tokens=tokens(jfk="secret"), streams=allowed) as c:

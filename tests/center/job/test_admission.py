@@ -5,12 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from center.job.admission import (
-    FLOOR_MS,
-    BatchLimits,
-    LeastSlack,
-    PendingFrames,
-)
+from center.job.admission import FLOOR_MS, BatchLimits, LeastSlack, PendingFrames
 from center.storage.frame_log import FrameEntry
 from edgewater.base.streams import EdgeId
 from edgewater.wire import QueryRef

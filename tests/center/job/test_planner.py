@@ -228,9 +228,7 @@ def test_a_lost_segment_is_damage_but_a_log_that_is_not_there_is_not(world: Any)
 # Heavy queries
 
 
-def test_a_query_with_much_work_per_window_is_a_plan_of_its_own_unless_it_is_alone(
-    world: Any,
-) -> None:
+def test_a_query_with_much_work_per_window_is_a_plan_of_its_own_unless_it_is_alone(world: Any) -> None:
     (heavy,) = world.register("heavy")
     for _ in range(6):
         world.ship_records(world.edges[0], heavy, 0, ["/a"])

@@ -308,11 +308,7 @@ class Course:
 
 
 @pytest.mark.slow
-@given(
-    st.sampled_from([{}, {"window": {"session": "1s", "max": "3s"}}]),
-    st.booleans(),
-    st.lists(STEP, max_size=25),
-)
+@given(st.sampled_from([{}, {"window": {"session": "1s", "max": "3s"}}]), st.booleans(), st.lists(STEP, max_size=25))
 @examples(150)
 def test_final_sessions_are_those_of_all_records_in_any_order_of_arrival(
     window: dict[str, Any], early: bool, steps: list[tuple[Any, ...]]
@@ -324,11 +320,7 @@ def test_final_sessions_are_those_of_all_records_in_any_order_of_arrival(
     check(course)
 
 
-@given(
-    st.sampled_from([{}, {"window": {"session": "1s", "max": "3s"}}]),
-    st.booleans(),
-    st.lists(STEP, max_size=25),
-)
+@given(st.sampled_from([{}, {"window": {"session": "1s", "max": "3s"}}]), st.booleans(), st.lists(STEP, max_size=25))
 @examples(100)
 def test_without_lateness_edges_with_ordered_records_lose_nothing(
     window: dict[str, Any], early: bool, steps: list[tuple[Any, ...]]

@@ -481,9 +481,7 @@ def test_a_restoration_that_fails_can_be_tried_again(
     assert sorted(p.name for p in (tmp_path / "new").iterdir() if "restored" in p.name) == []
 
 
-def test_an_edge_that_first_connected_after_the_backup_has_lost_what_it_sent_before(
-    tmp_path: Path,
-) -> None:
+def test_an_edge_that_first_connected_after_the_backup_has_lost_what_it_sent_before(tmp_path: Path) -> None:
     with contextlib.closing(Catalog(f"sqlite:///{tmp_path}/catalog.db")) as catalog:
         ref = catalog.queries.register(spec(), 1)[0].ref
         hello(catalog, oldest_seq=7, next_seq=9)

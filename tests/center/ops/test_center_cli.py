@@ -71,10 +71,7 @@ def test_the_keys_in_the_help_are_keys_that_are_accepted() -> None:
         (("check", "--set", "api.listen=7480"), "api.listen: '7480' is not accepted"),
         (("api", "--set", "api.prot=1"), "api.prot: '1' is not accepted; unknown key"),
         (("gateway", "--set", "nothing"), "--set: 'nothing' is not accepted; expected key=value"),
-        (
-            ("api", "--set", "api.token=x"),
-            "the variable EDGEWATER_CENTER__API__TOKEN or a file",
-        ),
+        (("api", "--set", "api.token=x"), "the variable EDGEWATER_CENTER__API__TOKEN or a file"),
         (("gateway", "--set", "tokens.jfk=x"), "expected the variable EDGEWATER_CENTER__TOKENS__JFK or a file"),
         (
             ("api", "--set", "api.principals.ann.token=x"),

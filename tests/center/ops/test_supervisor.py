@@ -171,11 +171,7 @@ def test_an_exit_is_described_by_its_code_or_its_signal() -> None:
 
 
 def test_two_supervisors_never_share_a_directory(tmp_path: Path) -> None:
-    with (
-        exclusive_lock(tmp_path),
-        pytest.raises(StorageError),
-        exclusive_lock(tmp_path),
-    ):
+    with exclusive_lock(tmp_path), pytest.raises(StorageError), exclusive_lock(tmp_path):
         pass
     with exclusive_lock(tmp_path):
         pass

@@ -240,10 +240,7 @@ def test_what_is_done_outside_of_a_transaction_needs_the_lease_of_the_querys_par
 
 def test_the_driver_of_all_queries_that_was_stalled_learns_that_they_have_been_divided(pair: Pair) -> None:
     assert pair.two.divide(2, pair.two.leases())
-    for write in (
-        lambda: pair.one.batch(pair.one.frame("b", MINUTE, m0=2)),
-        lambda: pair.one.store.renew_lease(20),
-    ):
+    for write in (lambda: pair.one.batch(pair.one.frame("b", MINUTE, m0=2)), lambda: pair.one.store.renew_lease(20)):
         with pytest.raises(LeaseLost):
             write()
     pair.one.store.release_lease()

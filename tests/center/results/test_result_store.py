@@ -587,10 +587,7 @@ def test_a_revision_that_was_never_given_is_not_found(open_job: OpenJob) -> None
 def test_what_edges_shipped_is_counted_in_frames_and_bytes(job: Job) -> None:
     job.batch(job.frame("a", 0, m0=1), job.frame("a", 0), job.frame("b", 0))
     job.batch(job.frame("a", 0))
-    assert job.store.shipped(REF) == {
-        "a": {"frames": 3, "wire_bytes": 300},
-        "b": {"frames": 1, "wire_bytes": 100},
-    }
+    assert job.store.shipped(REF) == {"a": {"frames": 3, "wire_bytes": 300}, "b": {"frames": 1, "wire_bytes": 100}}
 
 
 def test_catalog_and_results_may_share_a_database(url: str, open_job: OpenJob) -> None:

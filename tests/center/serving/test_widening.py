@@ -18,17 +18,7 @@ from center.serving.synopsis_cache import SynopsisCache
 from center.serving.totals import answer_totals
 from center.serving.widening import Lacking, Widening
 from center.serving.withheld import GroupsWithheld
-from edgewater.answers import (
-    UNKNOWN,
-    Amount,
-    Cause,
-    Deviation,
-    EdgeStatements,
-    Facts,
-    Phase,
-    Predicted,
-    WithheldBound,
-)
+from edgewater.answers import UNKNOWN, Amount, Cause, Deviation, EdgeStatements, Facts, Phase, Predicted, WithheldBound
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import GroupedAggregate
 from edgewater.synopses.rests import NOTHING

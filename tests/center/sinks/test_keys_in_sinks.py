@@ -29,9 +29,7 @@ from tests.center.sinks.systems import SYSTEMS, Kafka, Postgres, System
 BIG = (1 << 53) + 1
 FAR = 1 << 63
 """The sum of two of the largest integers is beyond int64."""
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:pyiceberg.*", "ignore::UserWarning:pyiceberg.*"),
-]
+pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning:pyiceberg.*", "ignore::UserWarning:pyiceberg.*")]
 
 
 def runner(desk: Desk, document: dict[str, Any]) -> SinkRunner:

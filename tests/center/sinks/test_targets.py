@@ -294,12 +294,7 @@ class Broken:
 @pytest.mark.parametrize("at", ["open", "write"])
 @pytest.mark.parametrize("kind", ["postgres", "parquet", "delta", "iceberg"])
 def test_one_query_that_its_target_refuses_stops_no_other_one_and_recovers(
-    kind: str,
-    at: str,
-    center: Center,
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    kind: str, at: str, center: Center, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("center.sinks.runner.MAX_ANSWERS", 2)  # several pages wait for the query
     system = made(kind, request, tmp_path)

@@ -13,10 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user"),
-]
+pytestmark = [pytest.mark.spark, pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")]
 
 NOBODY = 65534
 TIMEOUT_S = 60

@@ -128,15 +128,10 @@ def test_a_thread_of_wakes_that_fails_ends_its_process(
 
 
 @pytest.mark.slow
-def test_centers_in_two_schemas_of_a_database_wake_only_themselves(
-    postgres: PostgresServer,
-) -> None:
+def test_centers_in_two_schemas_of_a_database_wake_only_themselves(postgres: PostgresServer) -> None:
     one, other = channel_of(postgres.new_database()), channel_of(postgres.new_database())
     of_one, of_other = Heard(), Heard()
-    with (
-        one.listen(Topic.FRAMES, of_one.on_wake, Tasks()),
-        other.listen(Topic.FRAMES, of_other.on_wake, Tasks()),
-    ):
+    with one.listen(Topic.FRAMES, of_one.on_wake, Tasks()), other.listen(Topic.FRAMES, of_other.on_wake, Tasks()):
         of_other.until_news(Waker(other, Topic.FRAMES).wake)
         Waker(other, Topic.FRAMES).beat()
         while of_other.next():  # a wake of before

@@ -12,15 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 KEYS = ("a", "b", "c", "d")
-COLUMNS = {
-    "k": "string",
-    "src": "string",
-    "n": "int64",
-    "v": "int64",
-    "p": "int64",
-    "z": "int64",
-    "x": "float64",
-}
+COLUMNS = {"k": "string", "src": "string", "n": "int64", "v": "int64", "p": "int64", "z": "int64", "x": "float64"}
 """`n` is the record's own number, `p` positive, `z` an argument of ln; `v` and `x` have both signs."""
 SCHEMA = pa.schema(
     [("at", pa.int64()), *((n, pa.string() if t == "string" else getattr(pa, t)()) for n, t in COLUMNS.items())]

@@ -14,15 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edge.codecs import (
-    EventTime,
-    LineDecoder,
-    LinePattern,
-    MessageDecoder,
-    RecordSchema,
-    SyslogFormat,
-    TextFormat,
-)
+from edge.codecs import EventTime, LineDecoder, LinePattern, MessageDecoder, RecordSchema, SyslogFormat, TextFormat
 from edge.config import LookupConfig
 from edge.records import Decoded
 from edge.sources.lookups import load_table

@@ -10,16 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core import (
-    Configured,
-    EdgeCore,
-    FunctionFailed,
-    Ingested,
-    PullEvent,
-    QueryRefused,
-    SourceEnded,
-    StreamSpec,
-)
+from edge.core import Configured, EdgeCore, FunctionFailed, Ingested, PullEvent, QueryRefused, SourceEnded, StreamSpec
 from edge.core.shared_batch import MOST_KEPT, BatchRecords, Reading, Sharing
 from edgewater.base.streams import LIVE, TIME_COLUMN
 from edgewater.model.lookups import encode_rows

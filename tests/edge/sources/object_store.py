@@ -30,10 +30,7 @@ class ObjectStore:
             "AWS_ENDPOINT": f"http://127.0.0.1:{port}", "AWS_ALLOW_HTTP": "true",
         }  # fmt: skip
         methods = ["GET", "PUT", "HEAD", "DELETE"]
-        routes = [
-            Route(f"/{BUCKET}", self._list),
-            Route(f"/{BUCKET}/{{key:path}}", self._object, methods=methods),
-        ]
+        routes = [Route(f"/{BUCKET}", self._list), Route(f"/{BUCKET}/{{key:path}}", self._object, methods=methods)]
         self._server = uvicorn.Server(uvicorn.Config(Starlette(False, routes), port=port, log_level="error"))
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self._thread.start()

@@ -121,13 +121,7 @@ def test_short_records_with_many_columns_are_measured_by_what_they_become() -> N
         decode_body(BodyLimits(len(body), 60.0).of(body, NOW_MS), "ndjson", wide, "s")
 
 
-@pytest.mark.parametrize(
-    ("media", "body"),
-    [
-        ("ndjson", b"x\n" * 10_000),
-        ("arrow", stream(*[records(1)] * 50)),
-    ],
-)
+@pytest.mark.parametrize(("media", "body"), [("ndjson", b"x\n" * 10_000), ("arrow", stream(*[records(1)] * 50))])
 def test_decoding_ends_once_its_cpu_time_is_used_up(media: str, body: bytes) -> None:
     """The clock advances by a second each time it is read."""
     seconds = itertools.count()

@@ -133,9 +133,7 @@ async def test_a_center_that_goes_away_and_comes_back_is_found_again(tmp_path: P
 
 
 @on_a_loop
-async def test_a_frame_made_durable_while_the_link_breaks_is_sent_once_and_in_order(
-    tmp_path: Path,
-) -> None:
+async def test_a_frame_made_durable_while_the_link_breaks_is_sent_once_and_in_order(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (port, catalog), Proxy(port) as proxy:
         catalog.queries.register(SPEC, 1)
         agent = Agent()

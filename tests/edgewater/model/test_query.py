@@ -92,11 +92,7 @@ def test_the_type_of_a_computed_key_is_that_of_its_expression() -> None:
     assert [key.to_pylist() for key in bound.key_arrays(batch)] == [
         ["UA3600000", None], [1, 0], [True, False], [1, 0], [True, None],
     ]  # fmt: skip
-    for expression, field in (
-        ("lower(bytes)", "group_by.0"),
-        ("NULL", "group_by.0"),
-        ("lower(none)", "group_by.0"),
-    ):
+    for expression, field in (("lower(bytes)", "group_by.0"), ("NULL", "group_by.0"), ("lower(none)", "group_by.0")):
         with refused(InvalidQuery, field):
             spec(group_by=[{"x": expression}]).bind(COLUMNS)
 

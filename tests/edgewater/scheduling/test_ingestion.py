@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.scheduling.workload import DELAYS, draw_delays
 from edgewater.base.errors import InvalidConfig
 from edgewater.scheduling import IngestionHistory
-from sim.scheduling.workload import DELAYS, draw_delays
 from tests.refusals import refused
 
 

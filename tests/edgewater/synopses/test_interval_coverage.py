@@ -135,10 +135,7 @@ def marks(name: str, real: Container[str]) -> tuple[pytest.MarkDecorator, ...]:
 
 CASES = [
     pytest.param(kind, values, id=f"{kind}-{name}", marks=marks(name, real))
-    for kinds, made, real in (
-        (ON_NUMBERS, number_sets(), real_data.NUMBERS),
-        (ON_ITEMS, item_sets(), real_data.ITEMS),
-    )
+    for kinds, made, real in ((ON_NUMBERS, number_sets(), real_data.NUMBERS), (ON_ITEMS, item_sets(), real_data.ITEMS))
     for kind in kinds
     for name, values in {**made, **real}.items()
 ]

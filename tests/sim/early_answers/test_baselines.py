@@ -2,13 +2,7 @@ import numpy as np
 import pytest
 
 from edgewater.arrivals.targets import AccuracyTarget
-from sim.early_answers.baselines import (
-    AionAsPublished,
-    AqKSlack,
-    KSlack,
-    WaitForAll,
-    WindowArrivals,
-)
+from sim.early_answers.baselines import AionAsPublished, AqKSlack, KSlack, WaitForAll, WindowArrivals
 
 
 def window(index, rng, count=2000, mean_ms=240.0):

@@ -33,8 +33,7 @@ def rate_of(outcomes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "scenario",
-    [s if s == "cold-start" else pytest.param(s, marks=pytest.mark.full) for s in SCENARIOS],
+    "scenario", [s if s == "cold-start" else pytest.param(s, marks=pytest.mark.full) for s in SCENARIOS]
 )
 def test_coverage_is_reached_in_every_scenario(scenario):
     row = run(scenario=scenario, measure="sum", windows=COLD_WINDOWS if scenario == "cold-start" else WINDOWS)

@@ -10,15 +10,7 @@ import numpy as np
 import pytest
 
 from edgewater.base.errors import CorruptSynopsis
-from edgewater.synopses import (
-    BernoulliSample,
-    BiasedReservoir,
-    Mean,
-    Quantile,
-    ReservoirSample,
-    Sum,
-    from_bytes,
-)
+from edgewater.synopses import BernoulliSample, BiasedReservoir, Mean, Quantile, ReservoirSample, Sum, from_bytes
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.intervals import normal_quantile
 from edgewater.synopses.sampling.bernoulli import BernoulliStack

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from bench.scheduling.queries import ScheduledQuery
 from edgewater.scheduling import PATIENCE
-from sim.scheduling.queries import ScheduledQuery
 
 _DUE_FIRST = 1e13  # derived: resolution of float64
 """Larger than any time in ms, and small enough for a resolution of 2 µs."""

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sim.scheduling.queries import ScheduledQuery
+from bench.scheduling.queries import ScheduledQuery
 
 NEARLY_BEST = 0.99
 """Queries count as equal if their reduction is at least this share of the largest. The least slack then decides."""

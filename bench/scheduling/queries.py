@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from bench.scheduling.costs import CostEstimate, Operator
 from edgewater.scheduling import IngestionHistory
-from sim.scheduling.costs import CostEstimate, Operator
 
 
 @dataclass(frozen=True, slots=True)

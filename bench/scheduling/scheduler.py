@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.scheduling.memory import MemoryManager, QueueLimits
-from sim.scheduling.policies import Policy, room_key
-from sim.scheduling.queries import Item, QueryProfile, ScheduledQuery
+from bench.scheduling.memory import MemoryManager, QueueLimits
+from bench.scheduling.policies import Policy, room_key
+from bench.scheduling.queries import Item, QueryProfile, ScheduledQuery
 
 DEFAULT_CYCLE_MS = 120.0
 
@@ -110,12 +110,7 @@ class Scheduler:
         return sorted(held_since_ms, key=held_since_ms.__getitem__)
 
     def watermark(
-        self,
-        query: ScheduledQuery,
-        watermark_ms: float,
-        now_ms: float,
-        number: int = 0,
-        arrived_ms: float = math.inf,
+        self, query: ScheduledQuery, watermark_ms: float, now_ms: float, number: int = 0, arrived_ms: float = math.inf
     ) -> bool:
         """Advances the watermark of an input.
 

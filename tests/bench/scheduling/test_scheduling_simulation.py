@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sim.scheduling.engine import Experiment, RunOutcome, run
-from sim.scheduling.policies import POLICIES
-from sim.scheduling.summary import summarise
-from sim.scheduling.workload import BENCHMARKS, OfferedLoad, profiles
+from bench.scheduling.engine import Experiment, RunOutcome, run
+from bench.scheduling.policies import POLICIES
+from bench.scheduling.summary import summarise
+from bench.scheduling.workload import BENCHMARKS, OfferedLoad, profiles
 
 
 def outcome_of(policy: str = "klink", **asked: Any) -> RunOutcome:

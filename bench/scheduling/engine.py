@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ParamSpec, TypeVar
 
-from sim.scheduling.costs import CostEstimate
-from sim.scheduling.memory import QueueLimits
-from sim.scheduling.policies import POLICIES
-from sim.scheduling.queries import Item, QueryProfile
-from sim.scheduling.scheduler import DEFAULT_CYCLE_MS, Scheduler, WorkerTurn
-from sim.scheduling.workload import Arrival, OfferedLoad, arrivals, profiles
+from bench.scheduling.costs import CostEstimate
+from bench.scheduling.memory import QueueLimits
+from bench.scheduling.policies import POLICIES
+from bench.scheduling.queries import Item, QueryProfile
+from bench.scheduling.scheduler import DEFAULT_CYCLE_MS, Scheduler, WorkerTurn
+from bench.scheduling.workload import Arrival, OfferedLoad, arrivals, profiles
 
 P = ParamSpec("P")
 R = TypeVar("R")

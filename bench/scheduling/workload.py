@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from bench.scheduling.costs import Operator
+from bench.scheduling.queries import QueryProfile
 from edgewater.synopses import FloatArray
-from sim.scheduling.costs import Operator
-from sim.scheduling.queries import QueryProfile
 
 BENCHMARKS = ("ysb", "lrb", "nyt")
 DELAYS = ("uniform", "zipf", "exponential", "drifting")

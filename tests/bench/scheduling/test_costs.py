@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.scheduling.costs import CostEstimate, Operator
+from bench.scheduling.costs import CostEstimate, Operator
 
 PIPELINE = [Operator(1.0, 0.5), Operator(2.0, 0.0)]
 

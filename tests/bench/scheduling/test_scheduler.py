@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sim.scheduling.costs import Operator
-from sim.scheduling.memory import QueueLimits
-from sim.scheduling.policies import POLICIES
-from sim.scheduling.queries import Item, QueryProfile
-from sim.scheduling.scheduler import Scheduler, WorkerTurn
+from bench.scheduling.costs import Operator
+from bench.scheduling.memory import QueueLimits
+from bench.scheduling.policies import POLICIES
+from bench.scheduling.queries import Item, QueryProfile
+from bench.scheduling.scheduler import Scheduler, WorkerTurn
 
 COST_MS = 0.01
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.scheduling.engine import Experiment, RunOutcome
+from bench.scheduling.engine import Experiment, RunOutcome
 
 
 def summarise(experiment: Experiment, outcome: RunOutcome) -> dict[str, Any]:
