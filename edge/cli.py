@@ -76,12 +76,11 @@ def run(config: Path, watches: bool, log_level: str, log_format: str) -> None:
     # See `edge.agent.reload.until_stopped`.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     configure_logging(log_level, log_format)
-    from edgewater.runtime.allocator import leave_out_pandas, return_large_blocks, use_system_allocator
+    from edgewater.runtime.allocator import take_less_memory, use_system_allocator
     from edgewater.runtime.configuration import PRIVATE_UMASK
 
-    return_large_blocks()
+    take_less_memory()
     use_system_allocator()
-    leave_out_pandas()
     os.umask(PRIVATE_UMASK)
     from edge.agent.reload import ConfigFile
     from edgewater.runtime.listeners import Listeners

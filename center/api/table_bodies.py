@@ -96,7 +96,8 @@ def _read_csv(body: bytes) -> pa.Table:
 def _typed(texts: Sequence[str]) -> pa.Array:
     """Returns the values of a column of CSV; an empty text is null.
 
-    Numbers are numbers only if each is written in the usual way. So a code such as 007 stays a text.
+    Numbers are numbers only if each is written in the usual way and no integer would be rounded. So a code such as 007
+    or an identifier of 20 digits stays a text.
     """
     values = [text or None for text in texts]
     present = [text for text in values if text is not None]
@@ -106,7 +107,7 @@ def _typed(texts: Sequence[str]) -> pa.Array:
 
     if are(_INTEGER.fullmatch) and all(-(1 << 63) <= int(text) < 1 << 63 for text in present):
         return pa.array([None if text is None else int(text) for text in values], pa.int64())
-    if are(_NUMBER.fullmatch):
+    if are(_NUMBER.fullmatch) and all(float(text) == int(text) for text in present if text.lstrip("-").isdecimal()):
         return pa.array([None if text is None else float(text) for text in values], pa.float64())
     if are(("true", "false").__contains__):
         return pa.array([None if text is None else text == "true" for text in values], pa.bool_())

@@ -32,7 +32,7 @@ from tenacity import (
 
 from center.config import CenterConfig
 from edgewater.base.errors import StorageError
-from edgewater.runtime.allocator import return_large_blocks
+from edgewater.runtime.allocator import take_less_memory
 from edgewater.runtime.clock import now_ms
 from edgewater.runtime.configuration import is_loopback
 from edgewater.runtime.health import bound_address, health_server, listen
@@ -138,7 +138,7 @@ def run_api(config: CenterConfig) -> None:
     from center.storage.wake import Topic, Waker, channel_of
 
     config.api.require_credentials()
-    return_large_blocks()
+    take_less_memory()
     # uvicorn stops at a signal, and then raises the signal again for the handlers that were installed before: these.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
@@ -176,7 +176,7 @@ def run_gateway(config: CenterConfig) -> None:
     from center.catalog import Catalog
     from center.storage.wake import Topic, Waker, channel_of
 
-    return_large_blocks()
+    take_less_memory()
     # The event loop waits for the threads that check frames. While one edge sent 100 frames/s of 4,000 partials,
     # another edge's ack took 41 ms at the 99th percentile. With Python's default of 5 ms, it took 258 ms. The frames/s
     # were the same.
@@ -232,7 +232,7 @@ def run_job(config: CenterConfig) -> None:
     from center.results import ResultStore, trimming
     from center.sinks import SinkStore
 
-    return_large_blocks()
+    take_less_memory()
     stop = _stop_at_signal()
     tasks = Tasks(within_limit(stop.set))
     job = opened(lambda: Job(config, tasks), stop)
@@ -272,7 +272,7 @@ def run_sinks(config: CenterConfig) -> None:
     from center.sinks.definitions import read_definitions
     from center.sinks.process import SinkProcess
 
-    return_large_blocks()
+    take_less_memory()
     configured = read_definitions(config.sinks)
     stop = _stop_at_signal()
     results = opened(lambda: ResultStore(config.results_url), stop)

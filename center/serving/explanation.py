@@ -14,7 +14,7 @@ from center.serving.render import AnswerRows, answer_rows, group_cells, statemen
 from center.serving.widening import Lacking
 from center.serving.withheld import with_withheld_amounts
 from edgewater.answers import Cause, WithheldBound, finite
-from edgewater.answers.cells import CellColumn, intervals
+from edgewater.answers.cells import CellColumn, intervals, part_shape
 from edgewater.answers.own_error import OwnError
 from edgewater.base.errors import NotFound
 from edgewater.base.timestamps import rfc3339
@@ -93,6 +93,7 @@ def explain_value(
         "groups": rows.length,
         **cell,
         "confidence": values.confidence,
+        "shapes": [part_shape(part, measure.name) for part in values.parts],
         "parts": list(parts),
         "contract": stated.contract.to_json(),
         "coverage": coverage,

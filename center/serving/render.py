@@ -179,7 +179,9 @@ class EvaluatedAnswer:
             "given_at": rfc3339(record.answered_at_ms),
             **more,
             **self.totals.members(),
-            "shapes": {c.measure: [part_shape(part, c.measure) for part in c.parts] for c in self.rows.values},
+            "shapes": {
+                c.measure: [as_document(part_shape(part, c.measure)) for part in c.parts] for c in self.rows.values
+            },
             "confidence": min((c for column in self.rows.values if (c := column.confidence) is not None), default=None),
             "quality": as_document(self.stated.quality()),
             "contract": as_document(self.stated.contract.to_json()),

@@ -23,6 +23,8 @@ from typing import Any
 
 import pyspark.daemon
 
+from edgewater.runtime.allocator import leave_out_pandas
+
 BUFFER_BYTES = 1 << 16  # format: of Spark's daemon; the same as in Spark's daemon
 LOADS = "EDGEWATER_DAEMON_LOADS"
 """A variable of the environment. ``0``: the daemon loads no modules before it forks."""
@@ -36,6 +38,7 @@ def load() -> None:
         return
     for name in MODULES:
         importlib.import_module(name)
+    leave_out_pandas()  # each worker would import it
     if len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208
         os.environ[LOADS] = "0"
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import importlib
 import os
 import re
 import shlex
@@ -29,6 +30,7 @@ from pyspark.sql import SparkSession
 
 from center.spark.java import require_java
 from center.spark.workers import SINGLE_THREADED
+from edgewater.runtime.allocator import without_pandas
 
 WORKER_TIMEOUT_S = 60  # limit: the wait for a worker's connection
 """Usually a second. Spark's 15 s are not enough on an overloaded machine."""
@@ -288,6 +290,8 @@ def start_session(config: SessionConfig) -> SparkSession:
         os.environ.setdefault(name, config.conf.get(setting, interpreter))
     if config.work == "plans":
         os.environ |= SINGLE_THREADED | dict(os.environ)  # for the JVM's Python processes
+        with without_pandas():  # PySpark asks this module whether there is NumPy, and it imports pandas
+            importlib.import_module("pyspark.testing.utils")
     if config.is_local:
         # This is set before the JVM starts. Otherwise the JVM resolves the host's name, which may fail.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from edge.codecs.fields_codec import LinePattern
+
 ACCESS_TIME = "%d/%b/%Y:%H:%M:%S %z"
 """The pattern of times in an access log, such as 10/Oct/2000:13:55:36 -0700."""
 ACCESS_NULLS = ("-",)
@@ -174,7 +176,7 @@ def _value(name: str, following: str, separators: str) -> str:
     return rf"[^\"{white}{re.escape(following + separators)}]*"
 
 
-ACCESS_LOGS = {
+_FORMS = {
     "common": log_format(_COMMON).pattern,
     "combined": log_format(_COMBINED).pattern + _MORE,
     "vhost_combined": log_format(f"$vhost:$port {_COMBINED}").pattern + _MORE,
@@ -184,4 +186,7 @@ ACCESS_LOGS = {
         + _MORE
     ),
 }
+_FORGED = r'" \d{3} (?:\d+|-) (?:".*)?" \d{3} (?:\d+|-) "'
+"""Two statuses, each after a quote. A server that does not escape quotes has let a client write the first one."""
+ACCESS_LOGS = {name: LinePattern(form, ACCESS_NULLS, _FORGED) for name, form in _FORMS.items()}
 """The patterns of lines in access logs of nginx and Apache, by format. Fields after the user agent are skipped."""

@@ -32,10 +32,12 @@ class LinePattern:
 
     Attributes:
         nulls: texts that mean null in every column. An empty text and a group without a match are always null.
+        never: a regular expression that no part of a line may match; empty: there is none.
     """
 
     pattern: str
     nulls: tuple[str, ...] = ()
+    never: str = ""
 
     @property
     def groups(self) -> list[str]:
@@ -173,6 +175,8 @@ def pattern_codec(schema: RecordSchema, pattern: LinePattern, form: str) -> Fiel
         lines = lines_of(data)
         fields = pattern.of(columns).fields(lines)
         valid = _mask(fields.is_valid())
+        if pattern.never:
+            valid = valid & ~_mask(pc.match_substring_regex(lines, pattern.never))
         return lines, valid, {name: fields.field(name) for name in columns}
 
     return FieldsCodec(schema, split, form, pattern.nulls)

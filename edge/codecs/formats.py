@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from edge.codecs.access_log import ACCESS_LOGS, ACCESS_NULLS
+from edge.codecs.access_log import ACCESS_LOGS
 from edge.codecs.csv_codec import CsvCodec, CsvDialect
 from edge.codecs.csv_records import records_end
 from edge.codecs.decompression import Digest
@@ -87,5 +87,5 @@ class TextFormat:
             case "logfmt":
                 return logfmt_codec(self.schema)
             case other:
-                pattern = self.pattern or LinePattern(ACCESS_LOGS[other], ACCESS_NULLS)
+                pattern = self.pattern or ACCESS_LOGS[other]
                 return pattern_codec(self.schema, pattern, _FORMS.get(other, f"a line of the access log {other}"))

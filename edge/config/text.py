@@ -120,9 +120,9 @@ class TextConfig(Model):
     def pattern(self) -> LinePattern | None:
         if self.regex is not None:
             return LinePattern(self.regex.pattern, tuple(self.regex.nulls))
-        named = ACCESS_LOGS.get(self.format)
-        declared = named if self.log_format is None else log_format(self.log_format).pattern
-        return None if declared is None else LinePattern(declared, ACCESS_NULLS)
+        if self.log_format is not None:
+            return LinePattern(log_format(self.log_format).pattern, ACCESS_NULLS)
+        return ACCESS_LOGS.get(self.format)
 
     def text_format(self, schema: RecordSchema) -> TextFormat:
         """Returns the format for records of a stream. Not for Parquet."""

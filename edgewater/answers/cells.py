@@ -24,6 +24,7 @@ from edgewater.base.number_columns import DECIMAL, float_column, outwards
 from edgewater.model.computed import BINOMIAL
 from edgewater.model.json_types import Document, IntervalCell
 from edgewater.model.key_texts import not_finite
+from edgewater.model.replies import PartShape
 from edgewater.model.table_texts import Texts, joined, json_text, key_texts, plain_key
 from edgewater.synopses import BoolArray, Estimates, FloatArray, IntArray
 from edgewater.synopses.shapes import Label
@@ -206,7 +207,7 @@ def part_columns(part: Part, measure: str, rows: int) -> dict[str, pa.Array]:
             assert_never(part)
 
 
-def part_shape(part: Part, measure: str) -> Document:
+def part_shape(part: Part, measure: str) -> PartShape:
     """Returns the form of a part, for readers: its member, its shape, and its columns without those of bounds."""
     columns = [each.column for each in row_intervals(part, measure)]
     if isinstance(part, ListPart) or (isinstance(part, NumberPart) and not isinstance(part.values, pa.Array)):

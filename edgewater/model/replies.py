@@ -616,6 +616,8 @@ class ExplainedValue(IntervalCell):
     groups: int
     """Selected groups. The group with the widest interval is explained."""
     confidence: float | None
+    shapes: list[PartShape]
+    """What the members of the measure's cells are, as in an answer."""
     parts: list[ErrorPart]
     contract: StatedContract
     coverage: float | None

@@ -27,10 +27,11 @@ ARENAS = 2  # limit: memory of heaps
 """The number of heaps that threads share. glibc would make eight per core."""
 
 
-def return_large_blocks() -> None:
-    """Makes glibc return large blocks to the operating system when they are freed. Call it once, before threads
-    start.
+def take_less_memory() -> None:
+    """Makes glibc return large blocks when they are freed, and leaves out pandas. A long-running process calls it once,
+    before threads start and before the first array is made.
     """
+    leave_out_pandas()
     with contextlib.suppress(AttributeError, OSError):
         mallopt: Any = ctypes.CDLL(None).mallopt
         for option, value in ((_MMAP_THRESHOLD, LARGE_BYTES), (_TRIM_THRESHOLD, LARGE_BYTES), (_ARENA_MAX, ARENAS)):
@@ -55,21 +56,27 @@ class _NoPandas:
             raise ModuleNotFoundError("pandas is left out", name=name)
 
 
+@contextlib.contextmanager
+def without_pandas() -> Iterator[None]:
+    """Reports pandas as missing to what is imported meanwhile, unless it is imported already."""
+    finder: Any = _NoPandas
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
 def leave_out_pandas() -> None:
     """Prevents Arrow from importing pandas. Call it once, before the first array is made.
 
     Otherwise the first `pa.array` of a process imports pandas, if it is installed: 35 MiB and 0.3 s. A process that
     converts nothing to pandas does not need it. A plugin can still import it.
     """
-    if "pandas" in sys.modules:
-        return
     import pyarrow as pa
 
-    sys.meta_path.insert(0, _NoPandas)
-    try:
+    with without_pandas():
         pa.array([0])  # Arrow looks for pandas only once
-    finally:
-        sys.meta_path.remove(_NoPandas)
 
 
 def release_start_code() -> None:

@@ -66,7 +66,7 @@ OLD_KEYS = {
 def with_present_keys(document: object) -> object:
     """Returns the content of a file without keys of release 0.3.0, so that an upgrade needs no other file.
 
-    Each of them is logged. If the present key is there, too, the old one is left, and refused as unknown.
+    Each of them is logged. If the present key is there, too, the old one is left, and refused.
     """
     for old, new in OLD_KEYS.items():
         path, key = old.rpartition(".")[::2]
@@ -408,6 +408,8 @@ def _fault(first: ErrorDetails, root: type[BaseModel]) -> InvalidConfig:
     if first["type"] == "extra_forbidden":
         known = _keys_at(root, location[:-1])
         reason = f"unknown key{did_you_mean(location[-1], known)}"
+        if new := OLD_KEYS.get(field):
+            reason = f"it is the old name of {new}, which is there, too"
         return InvalidConfig(field, first["input"], f"one of the keys {', '.join(known)}", reason)
     if first["type"] == "missing":
         return InvalidConfig(field, None, "a value", "missing key")

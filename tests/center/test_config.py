@@ -258,4 +258,4 @@ def test_both_names_of_a_key_are_refused(old: str) -> None:
         document = {name: document}
     with pytest.raises(InvalidConfig) as refused:
         CenterConfig.from_mapping(document)
-    assert refused.value.field == old
+    assert refused.value.field == old and OLD_KEYS[old] in refused.value.reason

@@ -472,6 +472,8 @@ class FollowedFiles:
         opened = replace(reader.position, again=again)
         self._files[opened.identity] = FollowedFile(opened, reader)
         self._end_comparison(position)
+        if copy is None:  # a copy may appear later, or have any name; the old content has no inode now
+            self._release(position.moved(position.file, (position.device, -position.inode)))
         # A loss is stated even with a copy: bytes written between the copying and the truncation are in neither file.
         losses = (LossReason.FILE_TRUNCATED,)
         end = replace(opened, note=note)

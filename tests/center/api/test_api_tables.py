@@ -86,6 +86,12 @@ def test_numbers_of_csv_are_numbers_only_if_all_are_written_as_such(desk):
     assert types == {"id": "int64", "a": "int64", "b": "float64", "c": "bool", "d": "string", "e": "float64"}
 
 
+@pytest.mark.parametrize("integer", ["9007199254740993", "-9007199254740993", "18446744073709551615", "9" * 400])
+def test_an_integer_that_a_float64_cannot_have_is_not_rounded(desk, integer):
+    put(desk, f"id,n\n1,{integer}\n2,1.5\n", "/v1/tables/kinds")
+    assert [row["n"] for row in desk.get("/v1/tables/kinds").json()["data"]] == [integer, "1.5"]
+
+
 UNUSABLE = [
     ("id,hall\na,H1\nb,H2\na,H3\n", "text/csv", "key", "rows 1 and 3 have the key 'a'"),
     ("id,hall\na,H1\n,H2\n", "text/csv", "key", "row 2 has no key"),

@@ -431,6 +431,8 @@ def test_a_rate_is_drawn_with_its_two_readings_its_total_and_its_explanation(bro
         t.page.locator("details table a").first.click()
         t.shows("Error by cause")
         assert "the measures that it reads" in t.text("table.causes") and "n, known" in t.text("table.causes")
+        shares = [t.text(each) for each in ("h1", "section[aria-label=Revisions] tbody")]
+        assert [(" %" in share, "0." in share) for share in shares] == [(True, False)] * 2
 
 
 @needs_browser

@@ -85,6 +85,7 @@ def test_a_derived_measure_is_explained_listed_and_not_evaluated(hours: tuple[De
     told = desk.get(f"{PATH}/windows/{T0}/explain", params={"measure": "rate"}).json()
     assert told["estimate"] == 0.5 and [part["cause"] for part in told["parts"]] == ["measures"]
     assert "n, late" in told["parts"][0]["says"] and told["edges"][0]["withheld"] is None
+    assert [shape["name"] for shape in told["shapes"]] == ["", "binomial"]
     kind = {"content-type": "application/x-ndjson"}
     reply = desk.ask("POST", f"{PATH}/evaluate", content=json.dumps({"latest": 1, "measure": "rate"}), headers=kind)
     assert "it is derived and has no synopsis" in reply.text

@@ -202,21 +202,26 @@ def test_python_processes_of_spark_are_this_interpreter_without_the_zipped_pyspa
 
 
 UNREAD = """
+import sys
 from pathlib import Path
 from center.spark.spark_session import SessionConfig, start_session
 spark = start_session(SessionConfig(master="local[1]", scratch_dir=Path("."), driver_memory="512m"))
 log = spark._jvm.org.slf4j.LoggerFactory.getLogger("spark")
 for i in range(3_000): log.warn("x" * 100)
-print("went on", flush=True)
+print("went on, pandas:", "pandas" in sys.modules, flush=True)
 spark.stop()
 """
 
 
 def started_daemon(*arguments: str, **environment: str) -> list[str]:
-    """The modules that the daemon of workers has loaded before it forks."""
+    """The modules that the daemon of workers has loaded before it forks, and that an array in Arrow loads."""
     code = (
         "import sys, pyspark.daemon\n"
-        "pyspark.daemon.manager = lambda: print(*sys.modules)\n"
+        "def manager():\n"
+        "    import pyarrow\n"
+        "    pyarrow.array([1])\n"
+        "    print(*sys.modules)\n"
+        "pyspark.daemon.manager = manager\n"
         f"{'; '.join(arguments)}\n"
         "import runpy; runpy.run_module('center.spark.daemon', run_name='__main__')"
     )
@@ -226,7 +231,8 @@ def started_daemon(*arguments: str, **environment: str) -> list[str]:
 
 
 def test_the_daemon_of_workers_has_the_modules_of_a_task_before_it_forks() -> None:
-    assert {"pyspark.worker", "center.job.merge", "pyarrow"} <= set(started_daemon(**SINGLE_THREADED))
+    loaded = set(started_daemon(**SINGLE_THREADED))
+    assert {"pyspark.worker", "center.job.merge", "pyarrow"} <= loaded and "pandas" not in loaded
 
 
 def test_a_daemon_with_a_thread_begins_again_and_loads_nothing() -> None:
@@ -245,6 +251,6 @@ def test_the_jvm_goes_on_and_ends_while_nobody_reads_its_log(tmp_path: Path) -> 
     with subprocess.Popen([sys.executable, "-c", UNREAD], cwd=tmp_path, stdout=pipe, stderr=pipe) as process:
         timer = threading.Timer(120, process.kill)
         timer.start()
-        assert process.stdout is not None and process.stdout.readline() == b"went on\n"
+        assert process.stdout is not None and process.stdout.readline() == b"went on, pandas: False\n"
         assert process.wait() == 0
         timer.cancel()

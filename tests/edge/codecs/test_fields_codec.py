@@ -283,3 +283,20 @@ def test_whatever_the_lines_are_each_is_a_record_or_rejected(lines: list[str]) -
         of = ACCESS if kind in ("combined", "common") else schema
         decoded = decode(kind, data, of, pattern)  # type: ignore[arg-type]
         assert decoded.batch.num_rows + sum(reasons(decoded).values()) == count
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        'GET /a" 200 5 "r" "u HTTP/1.1',
+        'GET /a" 200 - "r" "u',
+        'GET /a" 200 5 "r" "u" 1 "x',
+        'GET /a" 200 5 ',  # with a referer that begins with a quote, the status is within quotes
+    ],
+)
+@pytest.mark.parametrize("kind", ["combined", "vhost_combined", "forwarded_combined"])
+def test_a_client_cannot_write_the_status_if_the_server_escapes_no_quotes(kind: str, request_: str) -> None:
+    for rest in ('"-" "curl"', '" "x" "curl"'):
+        line = f'203.0.113.7 - - [10/Oct/2000:13:55:36 -0700] "{request_}" 404 7 {rest}'
+        line = f"www.example.org:443 {line}" if kind == "vhost_combined" else line
+        assert reasons(decode(kind, line, ACCESS)) == {"malformed": 1}

@@ -11,13 +11,13 @@ import pytest
 PROGRAM = """
 import sys
 import numpy as np
-from edgewater.runtime.allocator import return_large_blocks
+from edgewater.runtime.allocator import take_less_memory
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096 >> 20
 
 if sys.argv[1] == "returns":
-    return_large_blocks()
+    take_less_memory()
 before = resident()
 del_later = bytearray(30 << 20)
 del del_later  # glibc: blocks up to this size are taken from the heap from now on

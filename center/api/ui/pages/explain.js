@@ -22,19 +22,20 @@ export function Explain({ args: [name, start], search }) {
   }, [path, search], 5000);
   const back = url(`/ui/queries/${encodeURIComponent(name)}`, [["measure", told?.measure], ["group", told && JSON.stringify(told.group)]]);
   if (!told) return html`<main id="main"><h1>Explain</h1><${Problem} error=${problem} /></main>`;
+  const write = f.writer({ shapes: { [told.measure]: told.shapes } }, told.measure);
   const at = (changes) => url(`/ui/queries/${encodeURIComponent(name)}/${start}`, [["measure", told.measure], ...f.groupParams(told.group), ...changes]);
   return html`<main id="main"><p class="crumbs"><a href="/ui/">Overview</a> › <a href=${back}>${name}</a> › ${f.time(told.window.start)}</p>
-    <div class="title"><h1>${told.answer ? `What is in ${told.measure}?` : `Why is ${told.measure}${told.value ? ` (${told.value})` : ""} ${f.estimate(told)}?`}</h1><${Phase} phase=${told.phase} revision=${told.revision} /><${Contract} contract=${told.contract} /></div>
+    <div class="title"><h1>${told.answer ? `What is in ${told.measure}?` : `Why is ${told.measure}${told.value ? ` (${told.value})` : ""} ${f.estimate(told, write)}?`}</h1><${Phase} phase=${told.phase} revision=${told.revision} /><${Contract} contract=${told.contract} /></div>
     <${Problem} error=${problem} />
-    <p>${f.group(told.group)} from ${f.time(told.window.start)} to ${f.time(told.window.end)} UTC, given ${f.time(told.given_at)}: ${told.answer ? "a list, whose values have intervals of their own" : html`<${Interval} value=${told} />`}
+    <p>${f.group(told.group)} from ${f.time(told.window.start)} to ${f.time(told.window.end)} UTC, given ${f.time(told.given_at)}: ${told.answer ? "a list, whose values have intervals of their own" : html`<${Interval} value=${told} write=${write} />`}
       ${told.answer ? "" : told.confidence === null ? " – no bound is known" : told.confidence === 1 ? " – the bounds always hold" : ` – with ${f.percent(told.confidence)} confidence ${told.contract.requested.scope === "all" ? "for all groups at once" : "for each value"}`}${told.coverage !== null ? `; of recent windows, ${f.percent(told.coverage)} of first intervals contained the true value` : ""}.
       ${told.groups > 1 ? ` The group has the widest interval of ${told.groups} groups.` : ""}</p>
     ${told.answer && html`<section class="card" aria-label="List"><${Bars} answer=${told.answer} measure=${told.measure} group=${told.group} /></section>`}
-    <${ErrorParts} told=${told} />
+    <${ErrorParts} told=${told} write=${write} />
     ${told.contract.violations.length > 0 && html`<section class="card alarm" aria-label="Violations"><h2>Violations of the contract</h2><ul>${told.contract.violations.map((v) => html`<li><b>${v.code}</b> ${v.message}</li>`)}</ul></section>`}
-    <section class="card flush" aria-label="Revisions"><h2>Revisions</h2><${Closing} revisions=${told.revisions} /><div class="scroll"><table><thead><tr><th>Revision</th><th>Phase</th><th>Given</th><th class="n">Estimate</th><th class="n">Lower</th><th class="n">Upper</th></tr></thead>
+    <section class="card flush" aria-label="Revisions"><h2>Revisions</h2><${Closing} revisions=${told.revisions} write=${write} /><div class="scroll"><table><thead><tr><th>Revision</th><th>Phase</th><th>Given</th><th class="n">Estimate</th><th class="n">Lower</th><th class="n">Upper</th></tr></thead>
       <tbody>${[...told.revisions].reverse().map((r) => html`<tr key=${r.revision} class=${r.revision === told.revision ? "current" : ""}><td><a href=${at([["revision", r.revision]])}>${r.revision}</a></td><td><${Phase} phase=${r.phase} /></td><td>${f.time(r.given_at)}</td>
-        <td class="n">${f.estimate(r)}</td><td class="n">${f.number(r.lower)}</td><td class="n">${f.number(r.upper)}</td></tr>`)}</tbody></table></div></section>
+        <td class="n">${f.estimate(r, write)}</td><td class="n">${write(r.lower)}</td><td class="n">${write(r.upper)}</td></tr>`)}</tbody></table></div></section>
     <section class="card flush" aria-label="Edges"><h2>Edges <small>what each had stated when the answer was given; state and watermark are those of now</small></h2><div class="scroll"><table>
       <thead><tr><th>Edge</th><th>Now</th><th>Watermark</th><th>Window closed</th><th class="n">Late records</th><th class="n">Withheld above</th><th class="n">Withheld below</th><th class="n">Sampling rate</th></tr></thead>
       <tbody>${told.edges.map((e) => html`<tr key=${e.edge}><th scope="row">${e.edge}</th><td><${State} kind=${e.state === "up" ? "ok" : "bad"}>${e.state.replaceAll("_", " ")}<//></td><td>${e.ended ? "ended" : e.watermark ? f.time(e.watermark) : "–"}</td>
@@ -45,7 +46,7 @@ export function Explain({ args: [name, start], search }) {
 }
 
 /** How the interval closed: the revisions in order of time, each with its interval, and the newest value as a line through all of them. */
-function Closing({ revisions }) {
+function Closing({ revisions, write }) {
   const shown = revisions.filter((r) => r.estimate !== null);
   if (shown.length < 2) return null;
   const last = shown.at(-1), first = shown.find((r) => r.lower !== null && r.upper !== null), begin = Date.parse(shown[0].given_at);
@@ -61,18 +62,18 @@ function Closing({ revisions }) {
     return html`<rect class=${r.lower === null || r.upper === null ? "open" : "band"} x=${x(r)} y=${above} width=${Math.max(1, to - x(r))} height=${Math.max(1, below - above)} /><line class="whisker" x1=${x(r)} x2=${x(r)} y1=${above} y2=${below} />`; };
   const held = first && first.lower <= last.estimate && last.estimate <= first.upper;
   const told = !first ? "No revision has an interval." : first === last ? "Only the newest revision has an interval." :
-    `The first interval, ${f.interval(first)} (${first.phase}), ${held ? "contains" : "does not contain"} the newest value ${f.number(last.estimate)} (${last.phase}), which came ${f.duration(Date.parse(last.given_at) - Date.parse(first.given_at))} later.`;
+    `The first interval, ${f.interval(first, write)} (${first.phase}), ${held ? "contains" : "does not contain"} the newest value ${write(last.estimate)} (${last.phase}), which came ${f.duration(Date.parse(last.given_at) - Date.parse(first.given_at))} later.`;
   return html`<figure class="closing"><svg viewBox="0 0 760 206" role="img" aria-label=${`How the interval closed. ${told}`}>
     ${shown.map(bounds)}<line class="newest" x1="90" x2="680" y1=${y(last.estimate)} y2=${y(last.estimate)} />
-    ${shown.map((r) => html`<g class=${`phase-${r.phase}`} data-revision=${r.revision}><title>${`${r.phase}, revision ${r.revision}: ${f.number(r.estimate)}, ${f.interval(r)}`}</title>${mark(r)}</g>`)}
-    ${[high, last.estimate, low].filter((v, i, all) => all.slice(0, i).every((w) => Math.abs(y(w) - y(v)) > 12)).map((v) => html`<text x="82" y=${y(v) + 4} text-anchor="end">${Math.abs(v) < 1e10 ? f.number(v) : f.short(v)}</text>`)}
+    ${shown.map((r) => html`<g class=${`phase-${r.phase}`} data-revision=${r.revision}><title>${`${r.phase}, revision ${r.revision}: ${write(r.estimate)}, ${f.interval(r, write)}`}</title>${mark(r)}</g>`)}
+    ${[high, last.estimate, low].filter((v, i, all) => all.slice(0, i).every((w) => Math.abs(y(w) - y(v)) > 12)).map((v) => html`<text x="82" y=${y(v) + 4} text-anchor="end">${Math.abs(v) < 1e10 ? write(v) : f.short(v)}</text>`)}
     ${shown.filter((r, i) => i === 0 || r === last || x(r) - x(shown[i - 1]) > 60 && x(last) - x(r) > 60).map((r) => html`<text x=${x(r)} y="196" text-anchor="middle">${r === shown[0] ? f.time(r.given_at).slice(11, 19) : `+${f.duration(after(r))}`}</text>`)}
     </svg><figcaption>${told} <span class="legend"><span>◇ early</span><span>◼ complete</span><span>● final</span><span class="unknown">dashed: bounds unknown</span></span></figcaption></figure>`;
 }
 
-function ErrorParts({ told }) {
+function ErrorParts({ told, write }) {
   const widest = Math.max(...told.parts.flatMap((p) => [p.above, p.below]).filter((x) => x !== null), 0) || 1;
-  const side = (x, kind) => html`<td class=${`side ${kind}`}>${x === null ? html`<span class="hatched" title="unknown"></span><small class="unknown">unknown</small>` : html`<span class="amount" style=${`width:${(x / widest) * 100}px`}></span><small>${f.number(x)}</small>`}</td>`;
+  const side = (x, kind) => html`<td class=${`side ${kind}`}>${x === null ? html`<span class="hatched" title="unknown"></span><small class="unknown">unknown</small>` : html`<span class="amount" style=${`width:${(x / widest) * 100}px`}></span><small>${write(x)}</small>`}</td>`;
   return html`<section class="card flush" aria-label="Error by cause"><h2>Error by cause <small>bounds side by side: in general they do not add up to the interval</small></h2>
     <div class="scroll"><table class="causes"><thead><tr><th>Cause</th><th>True value may lie below by</th><th>above by</th><th></th></tr></thead>
     <tbody>${told.parts.map((p) => html`<tr key=${p.cause}><th scope="row">${CAUSES[p.cause]}</th>${side(p.below, "below")}${side(p.above, "above")}<td>${p.says}</td></tr>`)}</tbody></table></div></section>`;

@@ -337,6 +337,24 @@ def test_rotation_and_links_need_no_guess(world: Any, ndjson: Any, numbers: Any,
     assert losses(chunks) == (["file-truncated"] if style == "copytruncate" else [])
 
 
+@pytest.mark.parametrize("pause", [0, 4], ids=["at once", "later"])
+@pytest.mark.parametrize("name", ["app.log.bak", "app.log.1"])
+def test_a_copy_of_a_truncated_file_counts_once_under_any_name(
+    world: Any, ndjson: Any, numbers: Any, name: str, pause: int
+) -> None:
+    log, whole = world.write("app.log", ndjson(0, 100)), ndjson(0, 110).encode()
+
+    def truncate() -> None:
+        log.write_text(ndjson(200, 210))
+
+    steps = [truncate, *NOTHING * pause] if pause else []
+    copy = lambda: (world.write(name, whole), None if pause else truncate())  # noqa: E731
+    chunks = follow_through(world, "app.log*", *steps, copy, *WAIT * 2, format="ndjson")
+    assert sorted(numbers(chunks)) == [*range(110), *range(200, 210)]
+    assert losses(chunks) == ["file-truncated"]
+    assert guessed(chunks) == ({"assumed-copy": 100} if name == "app.log.bak" else {})
+
+
 @pytest.mark.parametrize("deleted", [False, True])
 def test_a_slow_copy_counts_each_record_once(world: Any, ndjson: Any, numbers: Any, deleted: bool) -> None:
     """The copy takes longer than the agent waits, so it is left out on a guess before the truncation."""
