@@ -52,7 +52,7 @@ _CISCO_TIME = r"(?:\d{4} )?[A-Z][a-z][a-z] [ \d]\d(?: \d{4})? \d\d:\d\d:\d\d(?:\
 _CISCO = r"(?P<app>%[^\s:]+): ?(?P<message>.*)$"
 _IOS = rf"(?s)^(?:{_PRIORITY})?(?:\d*: )?(?:(?P<host>[^\s:]+): )?[*.]?(?P<time>{_CISCO_TIME}): {_CISCO}"
 _ASA = rf"(?s)^(?:{_PRIORITY})?(?P<time>{_CISCO_TIME}) (?P<host>[^\s:]+) ?: {_CISCO}"
-_FORMS = (_NEW, _TAGGED, _OLD, _IOS, _ASA)
+_FORMS = (_NEW, _OLD, _TAGGED, _IOS, _ASA)  # no message has two forms
 _PARTS = (
     r"^(?P<first>\d{4} )?(?P<day>[A-Z][a-z][a-z] [ \d]\d)(?P<year> \d{4})? (?P<clock>[\d:]+)(?P<fraction>\.\d+)?"
     r"(?P<zone> UTC| GMT)?$"
@@ -122,16 +122,12 @@ def _group_of(field: str) -> str:
 
 def _parse(lines: pa.Array, groups: set[str]) -> pa.Table:
     """Returns the texts of groups by line; null where a line lacks the part. `_IS_VALID` tells the valid lines."""
-    is_new, is_tagged = (
-        pc.match_substring_regex(lines, form).to_numpy(zero_copy_only=False)
-        for form in (r"^<\d{1,3}>1 ", rf"^(?:<\d{{1,3}}>)?(?:{_TIME}) [^ :\[]+(?:\[[^\]]*\])?:(?: |$)")
-    )
-    kinds = np.where(is_new, 0, np.where(is_tagged, 1, 2))
+    kinds = np.where(pc.match_substring_regex(lines, r"^<\d{1,3}>1 "), 0, 1)
     table = _of_kinds(lines, kinds, groups)
-    for rarer in (_FORMS.index(_IOS), _FORMS.index(_ASA)):
-        valid = table.column(_IS_VALID).to_numpy()
-        if not valid.all():
-            table = _of_kinds(lines, kinds := np.where(valid, kinds, rarer), groups)
+    for rarer in range(2, len(_FORMS)):
+        if (valid := table.column(_IS_VALID).to_numpy()).all():
+            break
+        table = _of_kinds(lines, kinds := np.where(valid, kinds, rarer), groups)
     return table
 
 
