@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -257,7 +258,7 @@ class _LookupKeys:
     def add(self, batch: pa.RecordBatch) -> None:
         if not self._keys:
             return
-        joined = self._lookups.join_loaded(batch)
+        joined = self._lookups.join(batch, needs_all=False)
         for number, lookup in enumerate(self._lookups.lookups):
             self._keys[number] += batch.num_rows - joined.column(lookup.config.stream_key).null_count
 
@@ -275,7 +276,7 @@ def _preview(config: EdgeConfig, query: QuerySpec, now_ms: Callable[[], int]) ->
         raise InvalidQuery("from", query.stream, f"one of the streams {', '.join(config.streams)}", near)
     joined = open_lookups(query.stream, stream, now_ms)
     # A lookup that cannot be loaded is reported as a separate problem. Its columns are null here.
-    return QueryPreview(query, stream.stream_columns, joined.join_loaded)
+    return QueryPreview(query, stream.stream_columns, partial(joined.join, needs_all=False))
 
 
 def _lookup_problems(name: str, stream: StreamConfig) -> Iterator[str]:

@@ -283,7 +283,8 @@ def _moved(bound: FloatArray, amount: float, whole: bool) -> FloatArray:
     Large integers are rounded in float64, before and after the move. So their bounds move further, by the rounding of
     the larger number.
     """
-    moved = bound + amount
+    with np.errstate(invalid="ignore"):  # an infinite value and an unlimited amount: no bound is known
+        moved = bound + amount
     if not whole or not amount:
         return moved
     size = np.maximum(np.abs(bound), np.abs(moved))

@@ -1,6 +1,7 @@
 """Decodes syslog messages of RFC 5424 and RFC 3164, one message per line, all messages of a block together.
 
-A message of RFC 3164 may lack its priority, or its host if it has a tag.
+A message of RFC 3164 may lack its priority, or its host if it has a tag. Cisco's devices put a sequence number before
+the time, and write a year, fractions or a zone.
 
 A time of RFC 3164 has neither year nor zone. The zone is the event time's (`EventTime.zone`). The year is chosen so
 that the time is nearest to the arrival. A message of RFC 3164 may have a time in ISO 8601, because rsyslog sends such
@@ -21,7 +22,7 @@ import pyarrow.compute as pc
 from edge.codecs.event_time import strptime
 from edge.codecs.fields_codec import FieldsCodec, lines_of
 from edge.codecs.schema import RecordSchema
-from edgewater.synopses import BoolArray
+from edgewater.synopses import BoolArray, IntArray
 
 FIELDS = ("facility", "severity", "time", "arrival", "host", "app", "procid", "msgid", "message")
 """The fields of a message. A parameter of the structured data is an additional field ``sd.ID.PARAMETER``."""
@@ -47,6 +48,15 @@ _OLD = (  # devices leave out the priority, or the host
     r"(?:(?P<app>[^ :\[]+)(?:\[(?P<procid>[^\]]*)\])?: ?)?(?P<message>.*)$"
 )
 _TAGGED = rf"(?s)^(?:{_PRIORITY})?(?P<time>{_TIME}) (?P<app>[^ :\[]+)(?:\[(?P<procid>[^\]]*)\])?: ?(?P<message>.*)$"
+_CISCO_TIME = r"(?:\d{4} )?[A-Z][a-z][a-z] [ \d]\d(?: \d{4})? \d\d:\d\d:\d\d(?:\.\d{1,6})?(?: UTC| GMT)?"
+_CISCO = r"(?P<app>%[^\s:]+): ?(?P<message>.*)$"
+_IOS = rf"(?s)^(?:{_PRIORITY})?(?:\d*: )?(?:(?P<host>[^\s:]+): )?[*.]?(?P<time>{_CISCO_TIME}): {_CISCO}"
+_ASA = rf"(?s)^(?:{_PRIORITY})?(?P<time>{_CISCO_TIME}) (?P<host>[^\s:]+) ?: {_CISCO}"
+_FORMS = (_NEW, _OLD, _TAGGED, _IOS, _ASA)  # no message has two forms
+_PARTS = (
+    r"^(?P<first>\d{4} )?(?P<day>[A-Z][a-z][a-z] [ \d]\d)(?P<year> \d{4})? (?P<clock>[\d:]+)(?P<fraction>\.\d+)?"
+    r"(?P<zone> UTC| GMT)?$"
+)
 _NAMED = re.compile(r"\(\?P<(\w+)>")
 _HALF_YEAR_S = 182 * 86_400  # derived: a time without a year is in the year that makes it nearest
 """A time that is nearer to the arrival than this is farther in every other year."""
@@ -112,15 +122,21 @@ def _group_of(field: str) -> str:
 
 def _parse(lines: pa.Array, groups: set[str]) -> pa.Table:
     """Returns the texts of groups by line; null where a line lacks the part. `_IS_VALID` tells the valid lines."""
-    is_new, is_tagged = (
-        pc.match_substring_regex(lines, form).to_numpy(zero_copy_only=False)
-        for form in (r"^<\d{1,3}>1 ", rf"^(?:<\d{{1,3}}>)?(?:{_TIME}) [^ :\[]+(?:\[[^\]]*\])?:(?: |$)")
-    )
-    kinds = np.where(is_new, 0, np.where(is_tagged, 1, 2))
-    present = [kind for kind in range(3) if (kinds == kind).any()] or [2]
+    kinds = np.where(pc.match_substring_regex(lines, r"^<\d{1,3}>1 "), 0, 1)
+    table = _of_kinds(lines, kinds, groups)
+    for rarer in range(2, len(_FORMS)):
+        if (valid := table.column(_IS_VALID).to_numpy()).all():
+            break
+        table = _of_kinds(lines, kinds := np.where(valid, kinds, rarer), groups)
+    return table
+
+
+def _of_kinds(lines: pa.Array, kinds: IntArray, groups: set[str]) -> pa.Table:
+    """Returns the texts of groups by line. The kind of a line is an index in `_FORMS`."""
+    present = np.unique(kinds).tolist() or [0]
     if len(present) == 1:
-        return _extract(lines, (_NEW, _TAGGED, _OLD)[present[0]], groups)
-    parts = [_extract(lines.filter(pa.array(kinds == n)), (_NEW, _TAGGED, _OLD)[n], groups) for n in present]
+        return _extract(lines, _FORMS[present[0]], groups)
+    parts = [_extract(lines.filter(pa.array(kinds == n)), _FORMS[n], groups) for n in present]
     order = np.argsort(kinds, kind="stable")
     return pa.concat_tables(parts).combine_chunks().take(pa.array(np.argsort(order)))
 
@@ -136,30 +152,36 @@ def _extract(lines: pa.Array, pattern: str, groups: set[str]) -> pa.Table:
 
 def _with_year(texts: pa.Array, arrival_ms: int, zone: str) -> pa.Array:
     """Converts times to ISO 8601 texts; a time without a zone to a local time of `zone`."""
-    is_old = pc.fill_null(pc.match_substring_regex(texts, "^[A-Z]"), False)
+    is_old = pc.fill_null(pc.match_substring_regex(texts, r"^(?:\d{4} )?[A-Z]"), False)
     texts = pc.if_else(pc.equal(texts, _NIL), None, texts)
     if not pc.any(is_old).as_py():
         return texts
-    old = texts.filter(is_old)
-    times = _nearest(old, pc.local_timestamp(pa.scalar(arrival_ms, pa.timestamp("ms", zone))).cast(pa.timestamp("us")))
-    suffix = "Z" if zone == "UTC" else ""
-    read = pc.coalesce(pc.binary_join_element_wise(times.cast(pa.string()), suffix, ""), old)
-    return read if len(old) == len(texts) else pc.replace_with_mask(texts, is_old, read)
+    old = texts.filter(is_old).dictionary_encode()
+    fields = pc.extract_regex(old.dictionary, _PARTS)
+    parts = {name: pc.struct_field(fields, name) for name in _NAMED.findall(_PARTS)}
+    times = _nearest(
+        parts, pc.local_timestamp(pa.scalar(arrival_ms, pa.timestamp("ms", zone))).cast(pa.timestamp("us"))
+    )
+    suffix = pc.if_else(pc.equal(parts["zone"], ""), "Z" if zone == "UTC" else "", "Z")
+    fraction = pc.if_else(pc.equal(parts["fraction"], ""), ".000000", parts["fraction"])
+    read = pc.binary_join_element_wise(times.cast(pa.timestamp("s")).cast(pa.string()), fraction, suffix, "")
+    read = pc.coalesce(read, old.dictionary).take(old.indices)
+    return read if len(read) == len(texts) else pc.replace_with_mask(texts, is_old, read)
 
 
-def _nearest(texts: pa.Array, arrival: pa.Scalar) -> pa.Array:
-    """Converts texts such as ``Oct 11 22:14:15`` to the times nearest to the arrival; null where a text is no time."""
-    distinct = pc.dictionary_encode(texts)
+def _nearest(parts: Mapping[str, pa.Array], arrival: pa.Scalar) -> pa.Array:
+    """Returns the times nearest to the arrival, in their year if they state it; null where a text is no time."""
+    stated = pc.utf8_trim_whitespace(pc.binary_join_element_wise(parts["first"], parts["year"], ""))
     this_year = arrival.as_py().year
-    best = pa.nulls(len(distinct.dictionary), pa.timestamp("us"))
+    best = pa.nulls(len(stated), pa.timestamp("us"))
     for year in (this_year, this_year - 1, this_year + 1):
-        with_year = pc.binary_join_element_wise(str(year), distinct.dictionary, " ")
-        times = strptime(with_year, "%Y %b %d %H:%M:%S")
+        years = pc.if_else(pc.equal(stated, ""), str(year), stated)
+        times = strptime(pc.binary_join_element_wise(years, parts["day"], parts["clock"], " "), "%Y %b %d %H:%M:%S")
         is_nearer = pc.fill_null(pc.less(_distance(times, arrival), _distance(best, arrival)), True)
         best = pc.if_else(pc.and_(is_nearer, times.is_valid()), times, best)
         if pc.all(pc.fill_null(pc.less(_distance(best, arrival), _HALF_YEAR_S * 1_000_000), False)).as_py():
             break
-    return pc.take(best, distinct.indices)
+    return best
 
 
 def _distance(times: pa.Array, other: pa.Scalar) -> pa.Array:

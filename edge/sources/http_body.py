@@ -38,7 +38,7 @@ _MEDIA = {
     "text/plain": "text",
     "application/vnd.apache.arrow.stream": "arrow",
 }
-MEDIA_TYPES = "application/x-ndjson, text/csv, text/plain or application/vnd.apache.arrow.stream"
+MEDIA_TYPES = f"one of {', '.join(_MEDIA)}"
 MAX_GZIP_MEMBERS = 1024  # limit: CPU of a body
 MAX_ZSTD_WINDOW = 8 << 20
 """The largest window of zstd, in bytes. RFC 9659 says that senders use no larger one."""

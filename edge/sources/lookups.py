@@ -193,15 +193,12 @@ class StreamLookups:
         self.lookups = tuple(lookups)
         self._columns = tuple(columns)
 
-    def join(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def join(self, batch: pa.RecordBatch, *, needs_all: bool = True) -> pa.RecordBatch:
         """Returns the records with the added columns; null where no row has the key.
 
-        Raises:
-            StorageError: a file has never been loaded.
+        Args:
+            needs_all: raise StorageError if a file has never been loaded. Otherwise its columns are null.
         """
-        return self._joined(batch, needs_all=True)
-
-    def _joined(self, batch: pa.RecordBatch, *, needs_all: bool) -> pa.RecordBatch:
         arrays = {name: batch.column(name) for name in batch.schema.names}
         for lookup in self.lookups:
             if needs_all or lookup.loaded_ms is not None:
@@ -210,10 +207,6 @@ class StreamLookups:
                 types = {name: COLUMN_TYPES[kind] for name, kind in lookup.config.columns.items()}
                 arrays |= {name: pa.nulls(batch.num_rows, kind) for name, kind in types.items()}
         return pa.RecordBatch.from_pydict({name: arrays[name] for name in (*self._columns, TIME_COLUMN)})
-
-    def join_loaded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Returns the records with the added columns. Columns of a file that has never been loaded are null."""
-        return self._joined(batch, needs_all=False)
 
     def joined(self, chunk: Chunk) -> Chunk:
         """Returns a chunk with joined records, which the journal stores. Raises StorageError if a file has never been

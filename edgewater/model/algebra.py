@@ -84,7 +84,7 @@ def check_algebra(spec: RuledQuery) -> None:
     """Raises InvalidQuery for the first rule that a query violates."""
     for measure in spec.measures:
         properties = properties_of(measure)
-        name, at = measure.function.name, f"measures.{measure.name}"
+        name, at = measure.function.name, f"measures.{measure.part_of or measure.name}"
         for accepted, reason in _rules_of_measures(properties):
             raise InvalidQuery(at, measure.to_text(), accepted, f"{name} {reason}")
         for field, accepted, reason in _rules_of_order(spec) if needs_order(properties) else ():

@@ -116,7 +116,7 @@ class Measure:
             return
         if self.function.name not in _COUNTS and "bool" in self.function.types:
             return
-        at = f"measures.{self.name}"
+        at = f"measures.{self.part_of or self.name}"
         tree = parse_sql(self.argument, at).unnest()
         if isinstance(tree, _CONDITIONS) or (argument is not None and pa.types.is_boolean(argument)):
             raise _condition(self.function, tree, at, self.to_text())

@@ -429,9 +429,7 @@ class FollowedFiles:
         """Returns the deleted file that is still open, and the event times of all former content, of this path."""
         gone = [p for p, _ in self._known() if p.file == path and p.identity != identity and self._is_gone(p)]
         former = next((p.identity for p in gone if self._is_open(p)), None)
-        # A copy of a short file that was truncated since cannot be told from another file.
-        overwritten = (p.again for p, _ in self._known() if is_rotated_name(path, p.file))
-        return former, united(self._replaced.get(path), *(_times(p) for p in gone), *overwritten)
+        return former, united(self._replaced.get(path), *(_times(p) for p in gone))
 
     def _is_settled(self, identity: FileId, path: str) -> bool:
         """Returns whether a file may be opened. A file that must be complete has to be unchanged for a round."""

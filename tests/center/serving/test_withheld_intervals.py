@@ -10,11 +10,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import assume, event, example, given
 from hypothesis import strategies as st
 
 from center.serving.measures import MeasureQuestions
+from center.serving.withheld import with_withheld_amounts
+from edgewater.answers import WithheldBound
 from edgewater.model.query import QuerySpec
 from tests.center.answer_world import World, query, rows
 from tests.examples import examples
@@ -267,3 +270,10 @@ def test_a_budget_without_a_count_bounds_sketches_too(given: list[Batch]) -> Non
             check_within(item, found.count(float(item["item"])), f"frequency of {item['item']}")
     assert answer["contract"]["met"]
     assert not has_null(answer["data"])
+
+
+def test_an_infinite_value_has_no_bounds_under_an_unlimited_amount() -> None:
+    values = np.array([math.inf, -math.inf, 1.0])
+    lower, upper = with_withheld_amounts(values, values, WithheldBound(math.inf, math.inf), whole=False)
+    assert [bool(low == -math.inf or math.isnan(low)) for low in lower] == [True] * 3
+    assert [bool(high == math.inf or math.isnan(high)) for high in upper] == [True] * 3

@@ -208,3 +208,37 @@ def test_a_priority_or_a_host_may_be_missing(
 ) -> None:
     (found,) = decode(line).batch.to_pylist()
     assert (found["host"], found["app"], found["severity"], found["message"]) == (host, app, severity, message)
+
+
+CISCO = {
+    "<189>29: *Oct 11 22:14:15.043: %SYS-5-CONFIG_I: Configured from console": (None, "%SYS-5-CONFIG_I", 43),
+    "<189>29: router1: Oct 11 2023 22:14:15 UTC: %SYS-5-CONFIG_I: by vty0": ("router1", "%SYS-5-CONFIG_I", 0),
+    "<189>: 2023 Oct 11 22:14:15 GMT: %ETHPORT-5-IF_UP: Interface Ethernet1/1": (None, "%ETHPORT-5-IF_UP", 0),
+    "<189>Oct 11 22:14:15: %SYS-5-CONFIG_I: without a number": (None, "%SYS-5-CONFIG_I", 0),
+    ".Oct 11 22:14:15.5: %LINK-3-UPDOWN: without a priority": (None, "%LINK-3-UPDOWN", 500),
+    "<166>Oct 11 2023 22:14:15 asa1 : %ASA-6-302013: Built outbound TCP": ("asa1", "%ASA-6-302013", 0),
+    "<166>Oct 11 2023 22:14:15: %ASA-6-302013: Built inbound": (None, "%ASA-6-302013", 0),
+}
+
+
+def test_messages_of_cisco_have_a_sequence_number_a_year_fractions_or_no_host() -> None:
+    others = ["<13>Oct 11 22:14:15 h a: b", "<13>1 2023-10-11T22:14:15Z h a - - - b", "no message"]
+    decoded = decode(*CISCO, *others)
+    found = [(row["host"], row["app"], row["event_time_ms"]) for row in decoded.batch.to_pylist()]
+    at_ms = int(dt.datetime(2023, 10, 11, 22, 14, 15, tzinfo=dt.UTC).timestamp() * 1000)
+    assert found == [(host, app, at_ms + ms) for host, app, ms in (*CISCO.values(), *[("h", "a", 0)] * 2)]
+    assert [(each.reason, each.count) for each in decoded.rejected] == [("malformed", 1)]
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["<189>1: Oct 11 22:14:15 CEST: %SYS-5-X: y", "<189>1: Oct 32 22:14:15: %SYS-5-X: y", "<189>1: %SYS-5-X: no time"],
+)
+def test_messages_of_cisco_whose_time_is_not_known_are_rejected(message: str) -> None:
+    assert sum(each.count for each in decode(message).rejected) == 1
+
+
+def test_a_time_with_utc_and_one_without_a_zone_are_each_in_theirs() -> None:
+    forms = ("Oct 11 22:14:15 UTC", "Oct 12 00:14:15", "Oct 11 2023 22:14:15 UTC", "2022 Oct 12 00:14:15")
+    decoded = decode(*(f"<189>1: {form}: %SYS-5-X: y" for form in forms), zone="Europe/Berlin")
+    assert times(decoded) == ["2023-10-11T22:14:15"] * 3 + ["2022-10-11T22:14:15"]

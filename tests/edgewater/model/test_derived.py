@@ -135,3 +135,12 @@ def test_arithmetic_over_other_columns_is_neither_a_measure_nor_a_key() -> None:
         created("count(*) AS n, count(x) AS e, e / n")
     query = created("count(*) AS n, count(x) AS e, e / n AS a, sum(x) / n AS b")
     assert query.shown == ("n", "e", "a", "b"), "in the order of SELECT"
+
+
+def test_an_error_of_a_part_names_the_derived_measure() -> None:
+    measures = {"rate": "count(b) / count()"}
+    spec = QuerySpec.from_mapping({"name": "q", "from": "s", "measures": measures, "window": {"tumbling": "1s"}})
+    with pytest.raises(InvalidQuery) as refused:
+        for measure in spec.measures:
+            measure.require_no_condition(pa.bool_())
+    assert refused.value.field == "measures.rate"
