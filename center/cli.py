@@ -366,10 +366,7 @@ def quarantine_ls(config: CenterConfig, as_json: bool) -> None:
 @configured
 @_of_frame
 def quarantine_show(config: CenterConfig, query: str, position: int, as_json: bool) -> None:
-    """Show the contents of a frame, as far as they can be read. QUERY is name@version.
-
-    The frame is read in a process of its own, because it may kill the process.
-    """
+    """Show a frame: its edge, why it was quarantined, and what it states beside its partials. QUERY is name@version."""
     from center.ops.quarantine import QuarantineDesk
 
     with QuarantineDesk(config) as quarantine:

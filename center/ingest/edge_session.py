@@ -6,13 +6,14 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Any
 
 from center.budgets import LinkDivision
 from center.catalog import IndexOutcome, UnindexedFrame
+from center.config import GatewaySection
 from center.early import EdgeSamplingController
 from center.edge_access import EdgeAccess
 from center.ingest import limits
@@ -124,18 +125,39 @@ class ConflatingQueue:
         return pb.ToEdge(ack=pb.Ack(through=through, held_ms=held_ms, received_at_ms=received_at_ms))
 
 
+@dataclass(frozen=True, slots=True)
+class SharedParts:
+    """What all sessions of a gateway share.
+
+    Attributes:
+        heartbeat_ms: returns the interval at which edges have to send heartbeats.
+        section: the limits of a session. A session stops reading at twice `credit_bytes` in flight, or at
+            `PLAIN_CREDITS` times this number before compression. While its frames wait for the edge's share of the
+            center's work, it stops reading at this number before compression.
+    """
+
+    validator: FrameValidator
+    group_commit: GroupCommit
+    status: StatusWriter
+    metrics: GatewayMetrics
+    budget_sync: BudgetSync
+    stream_rules: StreamRules
+    links: LinkDivision
+    heartbeat_ms: Callable[[], int]
+    now_ms: Callable[[], int]
+    section: GatewaySection
+
+
 class GatewaySession:
     """A session after its Hello.
 
     Args:
         acked_through: the highest durable seq, from the catalog at Hello; None: no frame is durable.
-        credit_bytes: bytes that may be in flight. The session stops reading at twice this number, or at `PLAIN_CREDITS`
-            times this number before compression. While its frames wait for `share`, it stops reading at this number
-            before compression.
         share: the edge's share of the center's work.
-        heartbeat_ms: the interval at which the edge has to send heartbeats.
+        shared: what all sessions of the gateway share.
 
     Attributes:
+        acked_through: the highest seq that is durable at the center, as far as this session knows.
         presented: the credential of the call.
         access: the access that the edge had at its Hello.
         opened: the gateway's plan is not older than the session's Hello.
@@ -148,45 +170,20 @@ class GatewaySession:
         name: str,
         hello: Hello,
         acked_through: int | None,
-        *,
         presented: Presented,
         access: EdgeAccess,
-        validator: FrameValidator,
-        group_commit: GroupCommit,
-        status: StatusWriter,
-        metrics: GatewayMetrics,
-        budget_sync: BudgetSync,
-        stream_rules: StreamRules,
-        links: LinkDivision,
         share: TokenBucket,
-        heartbeat_ms: Callable[[], int],
-        now_ms: Callable[[], int],
-        max_frame_bytes: int,
-        credit_bytes: int,
+        shared: SharedParts,
     ) -> None:
-        self.name = name
-        self.hello = hello
-        self.edge = hello.edge
-        self.presented = presented
-        self.access = access
-        self.outgoing = ConflatingQueue(now_ms)
+        self.name, self.hello, self.edge = name, hello, hello.edge
+        self.presented, self.access, self._shared = presented, access, shared
+        self.outgoing = ConflatingQueue(shared.now_ms)
         self.opened = False
         self.window_log = 0
         self._unpacker: SessionUnpacker | None = None
-        self._validator = validator
-        self._frames = SessionFrames(validator, hello, share, self._on_checked, self._on_delayed)
-        self._group_commit = group_commit
-        self._status = status
-        self._metrics = metrics
-        self._budget_sync = budget_sync
-        self._stream_rules = stream_rules
-        self._links = links
+        self._frames = SessionFrames(shared.validator, hello, share, self._on_checked, self._on_delayed)
         self._loads: dict[QueryRef, tuple[float, float]] = {}
-        self._heartbeat_ms = heartbeat_ms
-        self._now_ms = now_ms
-        self._max_frame_bytes = max_frame_bytes
-        self._credit_bytes = credit_bytes
-        self._acked = acked_through
+        self.acked_through = acked_through
         self._durable = -1 if acked_through is None else acked_through
         self._expected = hello.oldest_seq if acked_through is None else acked_through + 1
         self._in_flight_bytes = self._in_flight_plain_bytes = 0
@@ -200,14 +197,9 @@ class GatewaySession:
         self._tables: Set[int] = hello.tables  # which the edge has when it gets the next queries
         self._sampling = EdgeSamplingController()
         self._refused: dict[tuple[QueryRef, str], int] = {}
-        self._messages = limits.FixedWindow(now_ms)
+        self._messages = limits.FixedWindow(shared.now_ms)
         self._rejected: dict[tuple[str, str, str], int] = {}
         self._null_columns: set[tuple[str, str, str]] = set()
-
-    @property
-    def acked_through(self) -> int | None:
-        """The highest seq that is durable at the center, as far as this session knows."""
-        return self._acked
 
     def assign(self, assignment: EdgeAssignment) -> None:
         """Sends the messages of an assignment that differ from the last messages sent."""
@@ -272,7 +264,7 @@ class GatewaySession:
     async def _write(self, write: Callable[[pb.ToEdge], Awaitable[None]]) -> None:
         async for message in self.outgoing:
             if message.HasField("time_echo"):
-                message.time_echo.center_replied_at_ms = self._now_ms()
+                message.time_echo.center_replied_at_ms = self._shared.now_ms()
             await write(message)
 
     async def _read(self, requests: AsyncIterator[pb.FromEdge]) -> None:
@@ -309,11 +301,11 @@ class GatewaySession:
         if not self.window_log:
             raise ProtocolError(f"{who}: a packed message, which Welcome did not permit")
         if self._unpacker is None:
-            self._unpacker = SessionUnpacker(self.window_log, self._max_frame_bytes)
+            self._unpacker = SessionUnpacker(self.window_log, self._shared.section.max_frame_bytes)
         try:
             if packed.plain_bytes <= THREAD_BYTES:
                 return self._unpacker.unpack(packed)
-            threads = self._validator.threads(packed.plain_bytes)
+            threads = self._shared.validator.threads(packed.plain_bytes)
             return await asyncio.get_running_loop().run_in_executor(threads, self._unpacker.unpack, packed)
         except CorruptFrame as exc:
             raise CorruptFrame(f"{who}: {exc}") from exc
@@ -324,11 +316,11 @@ class GatewaySession:
         who = f"edge {self.edge}: a {kind}"
         if size > limits.CONTROL_BYTES:
             raise limits.exceeded(
-                self._metrics, "message-size", f"{who} of {size} bytes; expected at most {limits.CONTROL_BYTES}"
+                self._shared.metrics, "message-size", f"{who} of {size} bytes; expected at most {limits.CONTROL_BYTES}"
             )
         if not self._messages.add(most):
             raise limits.exceeded(
-                self._metrics, "messages", f"{who}: more than {most} messages in {limits.WINDOW_MS // 1000} s"
+                self._shared.metrics, "messages", f"{who}: more than {most} messages in {limits.WINDOW_MS // 1000} s"
             )
 
     async def _on_frames(self, message: pb.Frames, shipped_share: float) -> None:
@@ -357,25 +349,25 @@ class GatewaySession:
         frame = Frame.from_wire(message)
         message.ClearField("body")
         plain_bytes = message.ByteSize() + field_bytes(len(frame.body))
-        if plain_bytes > self._max_frame_bytes:
-            raise ProtocolError(f"{who}: frame {frame.seq} has {plain_bytes} bytes, at most {self._max_frame_bytes}")
+        if plain_bytes > (most := self._shared.section.max_frame_bytes):
+            raise ProtocolError(f"{who}: frame {frame.seq} has {plain_bytes} bytes, at most {most}")
         frame = replace(frame, shipped_bytes=math.ceil(shipped_share * plain_bytes))
         self._expected = max(self._expected, frame.seq + 1)
-        size = max(frame.raw_bytes, frame.wire_bytes)
+        size, credit = max(frame.raw_bytes, frame.wire_bytes), self._shared.section.credit_bytes
         while (
-            self._in_flight_bytes >= 2 * self._credit_bytes
-            or self._in_flight_plain_bytes >= (1 if self._frames.is_delayed else PLAIN_CREDITS) * self._credit_bytes
+            self._in_flight_bytes >= 2 * credit
+            or self._in_flight_plain_bytes >= (1 if self._frames.is_delayed else PLAIN_CREDITS) * credit
         ):
             self._indexed.clear()
             await self._indexed.wait()
-        received_at_ms = self._now_ms()
-        self._status.heard(self.edge, received_at_ms)
-        await self._group_commit.reserve(size)
+        received_at_ms = self._shared.now_ms()
+        self._shared.status.heard(self.edge, received_at_ms)
+        await self._shared.group_commit.reserve(size)
         self._count_in_flight(frame, 1)
         self._frames.put(frame, received_at_ms)
 
     def _on_delayed(self, delay_s: float) -> None:
-        self._metrics.delayed_seconds.inc(delay_s)
+        self._shared.metrics.delayed_seconds.inc(delay_s)
         if not self._was_delayed:
             self._was_delayed = True
             log.warning("edge %s makes more work than gateway.work_per_s allows: its frames are delayed", self.edge)
@@ -390,7 +382,7 @@ class GatewaySession:
         if isinstance(checked, Exception) or self._broken:
             # Later frames are not committed: they would not follow.
             self._count_in_flight(frame, -1)
-            self._group_commit.release(size)
+            self._shared.group_commit.release(size)
             return
         stored = StoredFrame(frame.query, self.edge, self.hello.incarnation, frame.seq, checked.partials)
         arrived = UnindexedFrame(
@@ -412,7 +404,7 @@ class GatewaySession:
         # The partials are copies, so the body need not stay in memory until they are durable.
         sent = replace(frame, body=b"", shipped_bytes=frame.wire_bytes)
         indexed = partial(self._on_indexed, sent, received_at_ms, checked.reason, checked.message)
-        self._group_commit.submit(received, indexed)
+        self._shared.group_commit.submit(received, indexed)
 
     def _count_in_flight(self, frame: Frame, sign: int) -> None:
         self._in_flight += sign
@@ -430,7 +422,7 @@ class GatewaySession:
             self.fail(outcome)
         elif outcome is IndexOutcome.CONFLICT:
             message = f"{who}: the log has this frame with another checksum than {frame.crc32c:#010x}"
-            self._status.alarm("frame-conflict", message, self.edge, self._now_ms())
+            self._shared.status.alarm("frame-conflict", message, self.edge, self._shared.now_ms())
             self.fail(OutdatedState(message))
         elif outcome is IndexOutcome.OUT_OF_SEQUENCE:
             self.fail(ProtocolError(f"{who}: does not follow the last durable frame; send a Hello again"))
@@ -440,15 +432,15 @@ class GatewaySession:
             elif outcome is IndexOutcome.NEW and refused is not None:
                 query = f"query {frame.query.name}@{frame.query.version}"
                 self._refuse(frame, refused, f"edge {self.edge}: {query}: {why}")
-            self._acked = frame.seq if self._acked is None else max(self._acked, frame.seq)
-            self.outgoing.put_ack(self._acked, received_at_ms)
+            self.acked_through = frame.seq if self.acked_through is None else max(self.acked_through, frame.seq)
+            self.outgoing.put_ack(self.acked_through, received_at_ms)
 
     def _refuse(self, frame: Frame, reason: str, message: str) -> None:
         """Tells the edge that a frame is refused, and raises an alarm. The acknowledgement follows after this
         message."""
-        self._metrics.refused.labels(reason).inc()
+        self._shared.metrics.refused.labels(reason).inc()
         known = query_key(frame.query) if reason != NOT_EXPECTED else ""  # an edge may name any query
-        self._status.alarm("frame-refused", message, self.edge, self._now_ms(), known)
+        self._shared.status.alarm("frame-refused", message, self.edge, self._shared.now_ms(), known)
         frames = self._refused[frame.query, reason] = self._refused.get((frame.query, reason), 0) + 1
         name, version = frame.query.name, frame.query.version
         refused = pb.Refused(
@@ -457,12 +449,12 @@ class GatewaySession:
         self.outgoing.put(pb.ToEdge(refused=refused), name, str(version), reason)
 
     def _on_heartbeat(self, message: pb.Heartbeat) -> None:
-        now_ms = self._now_ms()
+        now_ms = self._shared.now_ms()
         beat = read_heartbeat(self.hello, message, now_ms)
-        every_ms = self._heartbeat_ms()
+        every_ms = self._shared.heartbeat_ms()
         self._alarm_rejected(beat)
-        self._status.heartbeat(self._bounded(beat), every_ms)
-        self._links.heard(self.edge, every_ms)
+        self._shared.status.heartbeat(self._bounded(beat), every_ms)
+        self._shared.links.heard(self.edge, every_ms)
         requirements = self._assignment.sampling if self._assignment is not None else ()
         for sampling in self._sampling.on_heartbeat(
             beat.backlog_bytes,
@@ -473,7 +465,7 @@ class GatewaySession:
         ):
             self.outgoing.put(pb.ToEdge(sampling=sampling), sampling.query, str(sampling.query_version))
         if message.inputs:
-            self._status.inputs(self.edge, read_inputs(message))
+            self._shared.status.inputs(self.edge, read_inputs(message))
         echo = pb.TimeEcho(edge_sent_at_ms=message.sent_at_ms, center_received_at_ms=now_ms, heartbeat_ms=every_ms)
         self.outgoing.put(pb.ToEdge(time_echo=echo))
 
@@ -486,33 +478,33 @@ class GatewaySession:
             firsts = {place: f", first {text}" for place, text in beat.first_rejected.items()}
             places = _named(f"{p[1]} ({p[0]}): {p[2]}{firsts.get(p, '')}" for p in sorted(rejected))
             message = f"edge {self.edge}: sources reject records, which are in no answer: {places}"
-            self._status.alarm("records-rejected", message, self.edge, beat.seen_at_ms)
+            self._shared.status.alarm("records-rejected", message, self.edge, beat.seen_at_ms)
         if gone - self._null_columns:
             places = _named(f"{column} of {source} ({stream})" for stream, source, column in sorted(gone))
             message = f"edge {self.edge}: columns that had values are null in most records; renamed? {places}"
-            self._status.alarm("column-null", message, self.edge, beat.seen_at_ms)
+            self._shared.status.alarm("column-null", message, self.edge, beat.seen_at_ms)
         self._rejected, self._null_columns = rejected, gone
 
     def _bounded(self, beat: HeartbeatRecord) -> HeartbeatRecord:
         """Returns the heartbeat with limited times. A time that an edge with a right clock cannot state raises an
         alarm."""
-        latest_ms = {s.name: self._stream_rules.latest_ms(s, beat.seen_at_ms) for s in self.hello.streams}
+        latest_ms = {s.name: self._shared.stream_rules.latest_ms(s, beat.seen_at_ms) for s in self.hello.streams}
         ahead = {s: w for s, w in beat.watermarks.items() if latest_ms.get(s, MAX_TIME_MS) < w < MAX_TIME_MS}
         for stream in ahead:
             message = (
                 f"edge {self.edge}: the watermark of {stream} is later than any"
                 f" record can be; set the edge's clock, or raise streams.{stream}.ahead at the center"
             )
-            self._status.alarm("watermark-ahead", message, self.edge, beat.seen_at_ms)
-        most_ms = self._stream_rules.max_offset_ms(self.hello.streams)
+            self._shared.status.alarm("watermark-ahead", message, self.edge, beat.seen_at_ms)
+        most_ms = self._shared.stream_rules.max_offset_ms(self.hello.streams)
         if abs(beat.clock_offset_ms) > most_ms:
-            self._status.alarm(CLOCK_DIFFERS, clock_differs(self.edge, most_ms), self.edge, beat.seen_at_ms)
+            self._shared.status.alarm(CLOCK_DIFFERS, clock_differs(self.edge, most_ms), self.edge, beat.seen_at_ms)
             if beat.clock_offset_ms > 0:
                 self.fail(ProtocolError(clock_differs(self.edge, most_ms)))
         else:
-            self._status.end_alarm(CLOCK_DIFFERS, self.edge)
+            self._shared.status.end_alarm(CLOCK_DIFFERS, self.edge)
         if beat.watermarks and not ahead:
-            self._status.end_alarm("watermark-ahead", self.edge)
+            self._shared.status.end_alarm("watermark-ahead", self.edge)
         return replace(
             beat,
             watermarks={s: latest_ms[s] if s in ahead else w for s, w in beat.watermarks.items()},
@@ -523,7 +515,7 @@ class GatewaySession:
         ref, report = read_budget_report(self.edge, message)
         if ref not in self._queries:
             return  # ignored, as a status of this query would be
-        self._budget_sync.on_report(self.edge, ref, report)
+        self._shared.budget_sync.on_report(self.edge, ref, report)
         for budget in self._assignment.budgets if self._assignment is not None else ():
             if (budget.query, budget.query_version) == (ref.name, ref.version) and budget.version > report.version:
                 # The budget was sent before the edge knew the query: send it again.
@@ -532,7 +524,7 @@ class GatewaySession:
     def _on_link_report(self, message: pb.LinkReport) -> None:
         low_bytes_s, high_bytes_s, loads = read_link_report(message)
         self._loads = {ref: taken for ref, taken in (self._loads | loads).items() if ref in self._queries}
-        self._links.stated(self.edge, low_bytes_s, high_bytes_s, self._loads)
+        self._shared.links.stated(self.edge, low_bytes_s, high_bytes_s, self._loads)
 
     def _on_status(self, message: pb.QueryStatus) -> None:
         if not NAME.fullmatch(message.query) or message.query_version >= MAX_SEQ:
@@ -543,7 +535,7 @@ class GatewaySession:
         text = message.message
         if not self.hello.release and _UNKNOWN_KEY in text:  # 0.3.0 shows the whole value, with the rows of a table
             text = f"the edge runs release 0.3.0, which has no `{text.partition(':')[0]}`; upgrade the edge"
-        self._status.status(
+        self._shared.status.status(
             QueryStatusRecord(ref, self.edge, message.accepted, bounded_text(message.code), bounded_text(text, 4_000))
         )
 

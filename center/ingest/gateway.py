@@ -27,7 +27,7 @@ from center.ingest.assignments import AssignmentPlan
 from center.ingest.authentication import Presented
 from center.ingest.budget_sync import BudgetSync
 from center.ingest.credential_files import CredentialFiles
-from center.ingest.edge_session import CLOCK_DIFFERS, GatewaySession, clock_differs
+from center.ingest.edge_session import CLOCK_DIFFERS, GatewaySession, SharedParts, clock_differs
 from center.ingest.frame_validator import FrameValidator
 from center.ingest.group_commit import GroupCommit
 from center.ingest.hello_queue import HelloQueue
@@ -169,6 +169,18 @@ class Gateway:
             on_stall=self._on_stall,
             retry_ms=bounds.retry_ms,
             retry_max_ms=bounds.retry_max_ms,
+        )
+        self._shared = SharedParts(
+            self._validator,
+            self._group_commit,
+            self._status,
+            self.metrics,
+            self._budget_sync,
+            self._stream_rules,
+            self._links.division,
+            self._heartbeat_ms,
+            now_ms,
+            config.gateway,
         )
 
     async def start(self, address: str) -> int:
@@ -371,25 +383,8 @@ class Gateway:
         except LimitExceeded as exc:
             self.metrics.limited.labels(exc.limit).inc()
             raise
-        return GatewaySession(
-            name,
-            hello,
-            acked_through,
-            presented=presented,
-            access=access,
-            validator=self._validator,
-            group_commit=self._group_commit,
-            status=self._status,
-            metrics=self.metrics,
-            budget_sync=self._budget_sync,
-            stream_rules=self._stream_rules,
-            links=self._links.division,
-            share=self._share(hello.edge),
-            heartbeat_ms=self._heartbeat_ms,
-            now_ms=self._now_ms,
-            max_frame_bytes=self._section.max_frame_bytes,
-            credit_bytes=self._section.credit_bytes,
-        )
+        share = self._share(hello.edge)
+        return GatewaySession(name, hello, acked_through, presented, access, share, self._shared)
 
     def _share(self, edge: EdgeId) -> TokenBucket:
         """Returns the edge's share of the center's work. It stays the same over the edge's sessions. At the beginning,

@@ -6,7 +6,6 @@ import contextlib
 import os
 import pwd
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,11 +16,10 @@ from center.api.audit import AuditLog
 from center.api.models import QuarantinedFrame, SetAsideQuery, frame_json, set_aside_json
 from center.catalog import Catalog
 from center.config import CenterConfig
-from center.ops.examination import examine
 from center.results import ResultStore
 from center.storage.frame_facts import FrameFacts
 from center.storage.frame_log import FrameLog
-from edgewater.base.errors import Conflict, EdgewaterError, InvalidConfig
+from edgewater.base.errors import Conflict, InvalidConfig
 from edgewater.runtime.clock import now_ms
 
 
@@ -68,18 +66,13 @@ class QuarantineDesk:
             self._catalog.quarantine.retry_query(name)
 
     def show(self, key: str, position: int) -> dict[str, Any]:
-        """Returns a frame and its contents, as far as they can be read.
+        """Returns a frame and its contents except for its partials.
 
         Raises:
             NotFound: the frame is not in quarantine.
         """
         frame = self._catalog.quarantine.frame(key, position)
-        contents: dict[str, Any]
-        try:
-            contents = asdict(examine(self._log_dir, frame.entry)) | {"header": _header(frame.facts)}
-        except EdgewaterError as exc:
-            contents = {"problem": exc.message}
-        return {**frame_json(frame), "contents": contents}
+        return {**frame_json(frame), "contents": _contents(frame.facts)}
 
     @contextlib.contextmanager
     def _audited(self, action: str, target: str) -> Iterator[None]:
@@ -124,7 +117,7 @@ class QuarantineDesk:
                 self._catalog.frames.forget_segments([segment])
 
 
-def _header(facts: FrameFacts) -> dict[str, int | None]:
+def _contents(facts: FrameFacts) -> dict[str, int | None]:
     """Returns the contents of a frame except for its partials, as numbers."""
     body = facts.body()
     return {

@@ -228,11 +228,8 @@ class GroupHistory:
         error_target = ErrorTarget.from_state(state.components["error_target"])
         curve, hashes, values = (state.arrays[name] for name in ("curve", "hashes", "values"))
         result = cls(tuple(measures), slices, scale, error_target, curve, max_sends, groups, hashes, values)
-        if "profile" in state.components:
-            result.profile = ArrivalProfile.from_state(state.components["profile"])
-            result._counts = state.arrays["counts"].view(np.float16)
-        else:  # checkpoints of release 0.1 have no profile
-            result._counts = np.zeros((len(hashes), PARTS), np.float16)
+        result.profile = ArrivalProfile.from_state(state.components["profile"])
+        result._counts = state.arrays["counts"].view(np.float16)
         if "timetable" in state.components:
             result.timetable = Timetable.from_state(state.components["timetable"])
         result.needed = needed

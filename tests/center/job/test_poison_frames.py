@@ -17,7 +17,6 @@ from center.job.loop_core import DEATHS, MAX_CULPRITS, Fault, Lane
 from center.job.merge import Skipped, SlicePartial
 from center.job.merger import TasksFailed
 from center.ledger.window_book import WindowBook
-from center.ops.examination import examine
 from edgewater.answers import Cause
 from edgewater.base.errors import StorageError
 from edgewater.model.query import QuerySpec
@@ -26,7 +25,7 @@ from edgewater.synopses.encoding import codec
 from edgewater.wire import FrameBody, InputLoss, Partial, QueryRef, SliceClose
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 from tests.center.job.conftest import COLUMNS, World, synopsis
-from tests.center.job.plans import Failing, Plans, deadly, install_deadly
+from tests.center.job.plans import Failing, Plans
 from tests.center.kept_frames import read_frame
 
 U64 = (1 << 64) - 1
@@ -495,18 +494,3 @@ def test_frames_that_do_not_fit_into_memory_together_are_merged_in_smaller_plans
     job.run()
     assert world.answers() == world.truth
     assert world.catalog.quarantine.frames() == [] and alarms(world) == set()
-
-
-@pytest.mark.slow
-def test_an_operator_sees_that_a_frame_hangs_or_takes_all_memory(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    (ref,) = world.register("a")
-    monkeypatch.syspath_prepend(world.path / "plugins")
-    install_deadly(world.path / "plugins")
-    for partial in (deadly("takes memory"), deadly("hangs"), deadly(""), synopsis(["/a"], [1])):
-        world.ship(world.edges[0], ref, body(partial))
-    memory, hanging, deadly_frame, honest = world.catalog.frames.entries("a@1", 0, 4)
-    assert examine(world.log_dir, memory).death.startswith("MemoryError")
-    assert examine(world.log_dir, hanging, timeout_s=1.0).death == "it takes longer than 1 s"
-    assert examine(world.log_dir, deadly_frame).death == "the process that read it was ended by SIGSEGV"
-    trial = examine(world.log_dir, honest)
-    assert (trial.death, trial.problem, len(trial.partials)) == ("", "", 1)

@@ -88,14 +88,9 @@ def test_the_mean_of_all_groups_counts_more_where_groups_have_the_same_values() 
     assert same.value_weight > different.value_weight
 
 
-def test_the_history_is_restored_with_its_profile_and_reads_states_without_one() -> None:
+def test_the_history_is_restored_with_its_profile() -> None:
     history, now = learned(quarter=True), entries(*records(5, quarter=True))
     restored = GroupHistory.from_state(history.to_state())
     every = np.arange(len(now))
     before, after = (forecast(now, every, h, 0.4).arrivals for h in (history, restored))
     assert before.tobytes() == after.tobytes() or np.array_equal(before, after)
-    old = history.to_state()
-    arrays = {name: array for name, array in old.arrays.items() if name != "counts"}
-    components = {name: part for name, part in old.components.items() if name != "profile"}
-    older = GroupHistory.from_state(type(old)(old.numbers, arrays, components))
-    assert np.isfinite(forecast(now, every, older, 0.4).arrivals).all()
