@@ -119,19 +119,19 @@ class BudgetAllocator:
             {e: dict(t) for e, t in self.targets.items()},
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_state(self) -> dict[str, Any]:
         """Returns the state as JSON, except for the budget, which the query has, and the expected edges, which the
         catalog has.
         """
         return {
-            "holdings": {edge: h.to_json() for edge, h in self.holdings.items()},
+            "holdings": {edge: h.to_state() for edge, h in self.holdings.items()},
             "targets": self.targets,
             "decided_at_ms": self.decided_at_ms,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Sets the state from the result of `to_json`."""
-        self.holdings = {EdgeId(e): Holding.from_json(h) for e, h in state["holdings"].items()}
+        self.holdings = {EdgeId(e): Holding.from_state(h) for e, h in state["holdings"].items()}
         self.targets = {EdgeId(e): dict(t) for e, t in state["targets"].items()}
         self.decided_at_ms = state["decided_at_ms"]
 

@@ -110,10 +110,10 @@ class Holding:
         steps = ShareSteps((ShareStep(MIN_TIME_MS, largest), ShareStep(gone_from_ms, {})))
         return replace(self, version=self.grant.version, steps=steps, retired=True)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_state(self) -> dict[str, Any]:
         return {
             "version": self.version,
-            "steps": self.steps.to_json(),
+            "steps": self.steps.to_state(),
             "grant": [self.grant.version, self.grant.from_ms, dict(self.grant.shares)],
             "reported_at_ms": self.reported_at_ms,
             "update_bytes": self.update_bytes,
@@ -122,10 +122,10 @@ class Holding:
         }
 
     @classmethod
-    def from_json(cls, state: Mapping[str, Any]) -> Holding:
+    def from_state(cls, state: Mapping[str, Any]) -> Holding:
         return cls(
             state["version"],
-            ShareSteps.from_json(state["steps"]),
+            ShareSteps.from_state(state["steps"]),
             Grant(*state["grant"]),
             state["reported_at_ms"],
             state["update_bytes"],

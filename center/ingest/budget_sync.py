@@ -129,11 +129,11 @@ def _update(
         known = assigned.expected | {edge.edge for edge in assigned.retired}
         allocator.reset(known)
         message = f"its error budget cannot be divided ({named(exc)}); it is divided anew"
-        return BudgetStateChange(allocator.to_json(), True, [ShareViolation(EdgeId(""), message)])
+        return BudgetStateChange(allocator.to_state(), True, [ShareViolation(EdgeId(""), message)])
     changed = allocator.durable_state() != before
     if not changed and now_ms - written_at_ms < RATES_WRITE_INTERVAL_MS:
         return BudgetStateChange(None, False, violations)
-    return BudgetStateChange(allocator.to_json(), changed, violations)
+    return BudgetStateChange(allocator.to_state(), changed, violations)
 
 
 def grants_of(state: Any) -> dict[EdgeId, Grant]:

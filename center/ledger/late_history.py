@@ -59,14 +59,14 @@ class LateBlock:
             counted = replace(counted, records=self.after_final)
         return counted.plus(self.dropped)
 
-    def to_value(self) -> list[Any]:
+    def to_state(self) -> list[Any]:
         numbers = [self.at, self.in_time, self.by_closes, self.after_final]
-        return [*numbers, self.counted.to_value(), self.dropped.to_value()]
+        return [*numbers, self.counted.to_state(), self.dropped.to_state()]
 
     @classmethod
-    def from_value(cls, value: Sequence[Any]) -> Self:
+    def from_state(cls, value: Sequence[Any]) -> Self:
         *numbers, counted, dropped = value
-        return cls(*numbers, *map(LateRecords.from_value, (counted, dropped)))
+        return cls(*numbers, *map(LateRecords.from_state, (counted, dropped)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,13 +202,13 @@ class LateHistory:
         }
         return replace(self, blocks=blocks)
 
-    def to_value(self) -> list[Any]:
-        return [self.answered, self.newest_ms, [[start, block.to_value()] for start, block in self.blocks.items()]]
+    def to_state(self) -> list[Any]:
+        return [self.answered, self.newest_ms, [[start, block.to_state()] for start, block in self.blocks.items()]]
 
     @classmethod
-    def from_value(cls, value: Sequence[Any]) -> Self:
+    def from_state(cls, value: Sequence[Any]) -> Self:
         answered, newest_ms, blocks = value
-        return cls(answered, newest_ms, {start: LateBlock.from_value(block) for start, block in blocks})
+        return cls(answered, newest_ms, {start: LateBlock.from_state(block) for start, block in blocks})
 
 
 def _block(window: SlicedWindow, slice_ms: int) -> int:

@@ -111,7 +111,7 @@ class QueryState:
             "clock": None if self.clock is None else asdict(self.clock),
             "losses": {edge: [astuple(loss) for loss in losses] for edge, losses in self.losses.items()},
             "empty": [self.empty_from_ms, self.empty_through_ms],
-            "late_history": self.late_history.to_value(),
+            "late_history": self.late_history.to_state(),
         }
 
     @classmethod
@@ -128,7 +128,7 @@ class QueryState:
             **members,
             empty_from_ms=empty_from_ms,
             empty_through_ms=empty_through_ms,
-            late_history=LateHistory.from_value(value["late_history"]) if "late_history" in value else LateHistory(),
+            late_history=LateHistory.from_state(value["late_history"]) if "late_history" in value else LateHistory(),
         )
 
     @property
@@ -209,7 +209,7 @@ class SliceState:
         return cls(closes, has_data or totals.observed > 0, totals, by_edge, provisional)
 
     @classmethod
-    def from_value(cls, start_ms: int, value: Any, spec: QuerySpec) -> SliceState:
+    def from_state(cls, start_ms: int, value: Any, spec: QuerySpec) -> SliceState:
         has_data, closes = value
         read = {
             (edge, incarnation): SliceClose(start_ms, observed, late, tuple(map(_withheld, withheld)), *extent)
@@ -219,7 +219,7 @@ class SliceState:
 
 
 def _withheld(row: Sequence[Any]) -> Withheld:
-    rest = None if row[-1] is None else Rest.from_json(row[-1])
+    rest = None if row[-1] is None else Rest.from_state(row[-1])
     return replace(Withheld(*row[:-1]), rest=rest)
 
 
@@ -271,13 +271,13 @@ class WindowState:
         """
         return not self.refine_from_ms - REFINE_AFTER_MS_MAX <= now_ms < self.refine_from_ms
 
-    def to_json(self) -> str:
+    def to_state(self) -> str:
         values = [self.has_data, self.revision, self.phase, self.first_staleness_ms]
         rest = [self.session and astuple(self.session), self.merged_into, self.lacks_edges, self.outdated]
         return dump([*values, *rest, self.kept_staleness_ms, self.refine_from_ms, self.answers])
 
     @classmethod
-    def from_value(cls, value: Any) -> WindowState:
+    def from_state(cls, value: Any) -> WindowState:
         has_data, revision, phase, first_staleness_ms, session, *rest = value
         restored = session and ObservedSession(*session)
         return cls(has_data, revision, Phase(phase), first_staleness_ms, restored, *rest)
@@ -291,11 +291,11 @@ class SealedSlice:
 
     observed: Mapping[EdgeIncarnation, int]
 
-    def to_json(self) -> str:
+    def to_state(self) -> str:
         return dump([[*origin, n] for origin, n in self.observed.items()])
 
     @classmethod
-    def from_value(cls, value: Any) -> SealedSlice:
+    def from_state(cls, value: Any) -> SealedSlice:
         return cls({(edge, incarnation): n for edge, incarnation, n in value})
 
 
@@ -305,7 +305,7 @@ class EstimatorLogEntry:
 
     text: str
 
-    def to_json(self) -> str:
+    def to_state(self) -> str:
         return self.text
 
 

@@ -155,7 +155,7 @@ def _kind(part: int) -> str:
 
 
 def _close_to_row(origin: EdgeIncarnation, close: SliceClose) -> list[Any]:
-    withheld = [[*astuple(w)[:-1], w.rest and w.rest.to_json()] for w in close.withheld]
+    withheld = [[*astuple(w)[:-1], w.rest and w.rest.to_state()] for w in close.withheld]
     provisional = [True] if close.provisional else []
     return [*origin, close.observed, close.late, withheld, close.first_ms, close.last_ms, *provisional]
 
@@ -218,14 +218,14 @@ def _slice(start_ms: int, rows: Mapping[int, Any], state: QueryState) -> SliceSt
         ranked += [(row.pop() if _has_rank(row) else n, row) for n, row in enumerate(closes)]
     ranked.sort(key=lambda each: each[0])
     has_data = any(has_data for has_data, _ in rows.values())
-    return SliceState.from_value(start_ms, [has_data, [row for _, row in ranked]], state.query.spec)
+    return SliceState.from_state(start_ms, [has_data, [row for _, row in ranked]], state.query.spec)
 
 
 def _entry(kind: str, value: Any) -> StateEntry:
     if kind == "window":
-        return WindowState.from_value(value)
+        return WindowState.from_state(value)
     if kind == "sealed":
-        return SealedSlice.from_value(value)
+        return SealedSlice.from_state(value)
     if kind == "estimator":
         return EstimatorLogEntry(dump(value))
     raise ValueError(f"unknown kind of entry: {kind!r}")

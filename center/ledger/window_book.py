@@ -207,7 +207,7 @@ class WindowBook(Frontiers, ABC):
         for start, value in self.slices.open.changes().items():
             rows += self.stored.slice_rows(start, self.slices.open.before(start), value)
         for kind, table in self._tables():
-            rows += [(kind, start, v.to_json() if v else None) for start, v in table.changes().items()]
+            rows += [(kind, start, v.to_state() if v else None) for start, v in table.changes().items()]
         return rows
 
     def _tables(self) -> list[tuple[str, StateTable[Any]]]:

@@ -130,12 +130,12 @@ def _few_ranges(counts: _Ranges) -> _Ranges:
 
 
 def _amounts_of(late: LateRecords) -> str:
-    _, amounts = late.to_value()
+    _, amounts = late.to_state()
     return json.dumps(amounts) if amounts else ""
 
 
 def _late_of(records: int, amounts: str) -> LateRecords:
-    return LateRecords.from_value((records, json.loads(amounts) if amounts else ()))
+    return LateRecords.from_state((records, json.loads(amounts) if amounts else ()))
 
 
 def late_by_window(
@@ -185,7 +185,7 @@ def _few_kinds(counts: dict[str, LateRecords]) -> dict[str, LateRecords]:
 
 def late_to_json(late: Mapping[str, LateRecords]) -> str:
     """Returns late records by reason as they are stored beside an answer."""
-    values = {reason: each.to_value() for reason, each in late.items()}
+    values = {reason: each.to_state() for reason, each in late.items()}
     return json.dumps(values, sort_keys=True, separators=(",", ":")) if values else ""
 
 
@@ -195,4 +195,4 @@ def late_from_json(text: str) -> dict[str, LateRecords]:
         values = _VALUES.validate_json(text) if text else {}
     except ValidationError as exc:
         raise StorageError("the late records of an answer cannot be read") from exc
-    return {reason: LateRecords.from_value(value) for reason, value in values.items()}
+    return {reason: LateRecords.from_state(value) for reason, value in values.items()}

@@ -94,11 +94,11 @@ class Outbox:
 
     @classmethod
     def restored(cls, name: str, target: Target, state: OutboxState) -> Outbox:
-        """Returns the outbox whose `to_json` returned `state`. For an empty mapping, returns a new outbox."""
+        """Returns the outbox whose `to_state` returned `state`. For an empty mapping, returns a new outbox."""
         stored: dict[str, Any] = {key: value for key, value in state.items() if key in OutboxState.__annotations__}
         return cls(name, target, **{**stored, "untold": set(state.get("untold", ()))})
 
-    def to_json(self) -> OutboxState:
+    def to_state(self) -> OutboxState:
         """Returns the state that must outlive the process."""
         own: Any = {key: getattr(self, key) for key in OutboxState.__annotations__}
         return cast(OutboxState, {**own, "untold": sorted(self.untold)})
@@ -143,7 +143,7 @@ class Outbox:
                 repeatedly.
 
         Returns:
-            Whether the result of `to_json` has changed.
+            Whether the result of `to_state` has changed.
         """
         before = self._counted
         for _ in range(AT_ONCE):
@@ -163,7 +163,7 @@ class Outbox:
         return self.delivered, self.refused, self.left, len(self.untold), self.problem
 
     def finish(self, now_ms: int, timeout_s: float) -> bool:
-        """Waits for the current attempt and begins no other attempt. Returns whether the result of `to_json` may have
+        """Waits for the current attempt and begins no other attempt. Returns whether the result of `to_state` may have
         changed.
         """
         if self._attempt is None:

@@ -262,7 +262,7 @@ class AlertSink:
         state = AlertsState(
             book.state,
             {
-                name: {**box.to_json(), "document": self._documents.get(name), "leaves": name in self._leaving}
+                name: {**box.to_state(), "document": self._documents.get(name), "leaves": name in self._leaving}
                 for name, box in self._boxes.items()
             },
             [stated(rules[a.rule], a, "pending" if a.fired_at_ms is None else "firing") for a in book.alerts],

@@ -61,8 +61,8 @@ class ShareSchedule:
         return ShareSchedule(self.version, self.steps.without_before(slice_start_ms))
 
     def to_state(self) -> dict[str, Any]:
-        return {"version": self.version, "steps": self.steps.to_json()}
+        return {"version": self.version, "steps": self.steps.to_state()}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> ShareSchedule:
-        return cls(state["version"], ShareSteps.from_json(state["steps"]))
+        return cls(state["version"], ShareSteps.from_state(state["steps"]))

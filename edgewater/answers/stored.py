@@ -104,7 +104,7 @@ def _format_1(stored: Mapping[str, Any]) -> Facts:
         tuple(deviations),
         _bounds(error["withheld"]),
         tuple(v["message"].split(":")[0] for v in violations if v["code"] == BOTH_SIGNS),
-        {name: None if rest is None else Rest.from_json(rest) for name, rest in stored["rests"].items()},
+        {name: None if rest is None else Rest.from_state(rest) for name, rest in stored["rests"].items()},
         NOTHING_ARRIVED not in codes,
         {edge: tuple(map(Delivery, each)) for edge, each in completeness.get("delivery", {}).items()},
         _edges(stored["edges"]),

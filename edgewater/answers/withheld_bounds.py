@@ -104,13 +104,13 @@ class LateRecords:
         united = {n: WithheldBound.union([self.amounts[n], other.amounts[n]]) for n in sorted(names)}
         return LateRecords(self.records + other.records, united)
 
-    def to_value(self) -> list[Any]:
+    def to_state(self) -> list[Any]:
         """Returns JSON, in which infinity is a text."""
         stated = [(n, str(a.above), str(a.below), a.unsent) for n, a in sorted(self.amounts.items())]
         return [self.records, [[*each, None if unsent is None else str(unsent)] for *each, unsent in stated]]
 
     @classmethod
-    def from_value(cls, value: Sequence[Any]) -> Self:
+    def from_state(cls, value: Sequence[Any]) -> Self:
         records, amounts = value
         bounds = (
             (n, float(above), float(below), None if unsent is None else float(unsent))

@@ -69,9 +69,9 @@ class ShareSteps:
         needed = [i for i, step in enumerate(self.steps) if step.from_ms <= slice_start_ms]
         return ShareSteps(self.steps[needed[-1] :]) if len(needed) > 1 else self
 
-    def to_json(self) -> list[list[object]]:
+    def to_state(self) -> list[list[object]]:
         return [[step.from_ms, dict(step.shares)] for step in self.steps]
 
     @classmethod
-    def from_json(cls, document: list[list[object]]) -> ShareSteps:
+    def from_state(cls, document: list[list[object]]) -> ShareSteps:
         return cls(tuple(ShareStep(start, shares) for start, shares in document))  # type: ignore[arg-type]

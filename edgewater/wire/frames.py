@@ -85,13 +85,13 @@ class Rest:
     parts: tuple[float, ...] = ()
     squares: float = 0.0
 
-    def to_json(self) -> list[Any]:
+    def to_state(self) -> list[Any]:
         """Returns the numbers; NaN and infinity as text, since JSON has no such numbers."""
         parts = [part if math.isfinite(part) else str(part) for part in (self.squares, *self.parts)]
         return [self.values, *parts]
 
     @classmethod
-    def from_json(cls, value: Sequence[Any]) -> Rest:
+    def from_state(cls, value: Sequence[Any]) -> Rest:
         """Reads `to_json`."""
         values, squares, *parts = value
         return cls(values, tuple(map(float, parts)), float(squares))

@@ -76,7 +76,7 @@ class ShareWorld:
         self.down: list[tuple[EdgeId, Grant]] = []
         self.flagged: list[ShareViolation] = []
         self.allocator = self._allocator()
-        self.durable = json.dumps(self.allocator.to_json())
+        self.durable = json.dumps(self.allocator.to_state())
 
     def _allocator(self) -> BudgetAllocator:
         return BudgetAllocator({"bytes": self.limit}, {"top": 7.0}, self.policy)
@@ -89,7 +89,7 @@ class ShareWorld:
         if crash_before_commit:
             self.crash_center()
             return
-        self.durable = json.dumps(self.allocator.to_json())
+        self.durable = json.dumps(self.allocator.to_state())
         if crash_before_send:
             self.crash_center()
             return

@@ -15,5 +15,5 @@ def snapshot(ledger: Ledger, ref: QueryRef) -> bytes:
     for start, value in sorted(book.slices.open.items()):
         rows += stored.slice_rows(start, None, value)
     for kind, table in book._tables():
-        rows += [(kind, start, value.to_json()) for start, value in sorted(table.items())]
+        rows += [(kind, start, value.to_state()) for start, value in sorted(table.items())]
     return pack_state(stored.state_json(book.state), ((kind, start, text) for kind, start, text in rows if text))

@@ -52,7 +52,7 @@ class BackfillReader:
 
     def resume(self, position: Position) -> None:
         """Continues after a position that was joined with the `progress` of another reader of the same files."""
-        at = replace(FilePosition.from_json(position), others=())
+        at = replace(FilePosition.from_state(position), others=())
         if self._in_order:
             found = [n for n, file in enumerate(self._files) if file.path == at.file]
             first = (
@@ -70,7 +70,7 @@ class BackfillReader:
             return
         state: dict[str, Any] = position["backfill"]
         for file, read in zip(self._files, state["files"], strict=True):
-            file.position = None if read is None else FilePosition.from_json(read)
+            file.position = None if read is None else FilePosition.from_state(read)
         self._files[state["file"]].position = at
 
     def progress(self) -> Position:
@@ -79,7 +79,7 @@ class BackfillReader:
         """
         if self._in_order:
             return {}
-        read = [None if file.position is None else file.position.to_json() for file in self._files]
+        read = [None if file.position is None else file.position.to_state() for file in self._files]
         return {"backfill": {"file": self._current, "files": read}}
 
     def next(self, now_ms: int) -> Piece | None:

@@ -87,7 +87,7 @@ class FilePosition:
         offset = self.offset + length
         return replace(self, offset=offset, block=0, row=0, arrival_ms=arrival_ms, note=None, tail=tail, digest=digest)
 
-    def to_json(self) -> Position:
+    def to_state(self) -> Position:
         """Returns the position as JSON. Default values are left out, because each chunk contains its positions."""
         result: Position = {
             "file": self.file,
@@ -116,11 +116,11 @@ class FilePosition:
         if self.note is not None:
             result["note"] = self.note.to_json()
         if self.others:
-            result["others"] = [other.to_json() for other in self.others]
+            result["others"] = [other.to_state() for other in self.others]
         return result
 
     @classmethod
-    def from_json(cls, document: Position) -> FilePosition:
+    def from_state(cls, document: Position) -> FilePosition:
         """Returns the position from its JSON.
 
         Raises:

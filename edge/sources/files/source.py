@@ -73,11 +73,11 @@ class FileSource:
         self._fingerprints = InputFingerprints()
 
     def fingerprints(self, position: Position, most: int) -> tuple[int, ...]:
-        return self._fingerprints.of(FilePosition.from_json(position), most)
+        return self._fingerprints.of(FilePosition.from_state(position), most)
 
     def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
         self.close()  # recovery has ended, so nothing is reread
-        at = FilePosition.from_json(position) if position is not None else None
+        at = FilePosition.from_state(position) if position is not None else None
         return self._follow_files(at) if self._follow else self._read_once(at)
 
     async def _read_once(self, at: FilePosition | None) -> AsyncIterator[Chunk]:
@@ -141,7 +141,7 @@ class FileSource:
 
     def _chunks(self, piece: Piece, rows: int = MAX_CHUNK_ROWS) -> list[Chunk]:
         decoded = piece.decoded
-        start, end = piece.start.to_json(), piece.end.to_json()
+        start, end = piece.start.to_state(), piece.end.to_state()
         losses = piece.losses, piece.input_gone
         counted = decoded.batch, start, end, decoded.rejected, piece.nbytes
         chunk = Chunk(self.name, *counted, *losses, guessed=decoded.guessed)
@@ -151,7 +151,7 @@ class FileSource:
         pass
 
     async def backfill(self, position: Position | None, until: Position, since_ms: int) -> AsyncGenerator[Chunk]:
-        reader = await asyncio.to_thread(self._backfill_reader, position, FilePosition.from_json(until))
+        reader = await asyncio.to_thread(self._backfill_reader, position, FilePosition.from_state(until))
         try:
             while (piece := await asyncio.to_thread(reader.next, self._context.now_ms())) is not None:
                 progress = reader.progress()
@@ -194,8 +194,8 @@ class FileSource:
         return locate(position, self._may_contain, by_content=not self._follow)
 
     def reread(self, start: Position | None, end: Position) -> Chunk:
-        last = FilePosition.from_json(end)
-        first = FilePosition.from_json(start) if start is not None else None
+        last = FilePosition.from_state(end)
+        first = FilePosition.from_state(start) if start is not None else None
         if first is not None and not last.is_at(first.identity) and not first.is_at(last.identity):
             first = None
         if last.note is not None:

@@ -179,8 +179,8 @@ def test_a_claim_counts_as_at_most_the_budget_so_the_sum_over_edges_is_a_number(
     allocator.report(EdgeId("c"), BudgetReport(0, {}, 0), 1)
     allocator.rebalance(2, 1 << 50)
     assert 0 <= allocator.in_force(1 << 40)["bytes"] <= 2 * limit
-    json.dumps(allocator.to_json(), allow_nan=False)
-    stored = allocator.to_json()
+    json.dumps(allocator.to_state(), allow_nan=False)
+    stored = allocator.to_state()
     for holding in stored["holdings"].values():  # 0.3.0 stored claims as they came
         holding["steps"] = [[0, {"bytes": 1.7e308}]]
     allocator.restore(json.loads(json.dumps(stored)))

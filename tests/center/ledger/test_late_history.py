@@ -78,7 +78,7 @@ def test_a_history_is_bounded_forgets_and_can_be_stored() -> None:
         late = [stated(number * MINUTE, 1, Withheld("s", float("inf"), 0.0, 1))]
         history = history.with_late(window, {}, {}, (), late, {number * MINUTE: 10})
     assert len(history.blocks) == MAX_WINDOWS
-    assert LateHistory.from_value(history.to_value()) == history
+    assert LateHistory.from_state(history.to_state()) == history
     for number in range(MAX_WINDOWS):
         history = history.with_answer(number * MINUTE, window)
     assert not history.blocks and allowed(history) is None
@@ -102,7 +102,7 @@ def test_a_final_answer_allows_only_for_records_that_final_answers_lack() -> Non
     )
     deviation = allowed(history, is_final=True)
     assert deviation is not None and deviation.lacks == Amount(0, 2)
-    assert LateHistory.from_value(history.to_value()) == history
+    assert LateHistory.from_state(history.to_state()) == history
 
 
 def test_a_first_answer_that_is_final_allows_for_none_of_the_records_that_are_counted() -> None:

@@ -810,7 +810,7 @@ def test_an_answer_in_time_that_exceeds_the_error_does_not_meet_a_combined_budge
 
 def test_when_the_error_was_kept_survives_a_restart() -> None:
     state = WindowState(True, 1, Phase.COMPLETE, 300, kept_staleness_ms=700)
-    assert WindowState.from_value(json.loads(state.to_json())) == state
+    assert WindowState.from_state(json.loads(state.to_state())) == state
 
 
 # Queries come and go

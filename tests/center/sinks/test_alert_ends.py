@@ -224,7 +224,7 @@ def test_a_refused_end_is_repeated_until_it_is_accepted_and_delays_nothing() -> 
     mail.run(200)
     assert target.state == {"a": "firing", "b": "resolved", "c": "firing"}
     assert (mail.box.left, mail.box.refused) == (1, 1) and "400" in mail.box.problem
-    mail.box = Outbox.restored("s.t", target, mail.box.to_json())  # a restart
+    mail.box = Outbox.restored("s.t", target, mail.box.to_state())  # a restart
     mail.run(100)
     assert target.state["a"] == "firing" and "400" in mail.box.problem
     target.refuses.clear()
@@ -255,7 +255,7 @@ def test_a_full_outbox_drops_starts_but_no_end_of_a_delivered_start(monkeypatch:
         mail.run(1)
     mail.box.add(notice("again", *((group, "firing") for group in told)))
     mail.box.add(notice("over", *((f"new {group}", "resolved") for group in told)))
-    mail.box = Outbox.restored("s.t", target, mail.box.to_json())
+    mail.box = Outbox.restored("s.t", target, mail.box.to_state())
     target.is_away = False
     mail.run(300, 5)
     assert mail.box.dropped and mail.box.left == 0

@@ -121,7 +121,7 @@ def test_a_file_that_is_replaced_between_two_runs_goes_on(world: Any, ndjson: An
     if old:
         for name in ("device", "digest", "span"):
             del position[name]
-        at = FilePosition.from_json(position)
+        at = FilePosition.from_state(position)
         assert (at.device, at.digest, at.span) == (0, None, None)
         world.append("app.log", ndjson(100, 110))
         first += follow_through(world, "*.log", *NOTHING, position=position, format="ndjson")

@@ -56,7 +56,7 @@ def test_values_in_rests_are_as_if_they_were_in_groups(function: str, values: pa
     if rest is None:
         assert any(abs(v) > 1e299 for v in values.to_pylist())
         return
-    assert rest.to_json() == Rest.from_json(json.loads(json.dumps(rest.to_json(), allow_nan=False))).to_json()
+    assert rest.to_state() == Rest.from_state(json.loads(json.dumps(rest.to_state(), allow_nan=False))).to_state()
     total = with_rest(stack_of(function, values[:sent]), rest)
     assert total is not None
     whole, answered = told(merge_groups(stack_of(function, values))), told(total)
