@@ -12,6 +12,7 @@ death of a worker. So only a dead or silent worker is a failure of Spark.
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -115,12 +116,8 @@ class MergeTask:
     def __call__(self, parts: Iterator[tuple[str, Part, Effort]]) -> Iterator[PartOutcome]:
         settle()
         for prefix, part, effort in parts:  # all of its input, else Spark does not reuse the worker
-            if effort.is_background:
-                yield in_background(effort.cpu_s, self.merge, prefix, part)
-                continue
-            with cpu_limit(effort.cpu_s):
-                outcome = self.merge(prefix, part)
-            yield outcome
+            work = functools.partial(self.merge, prefix, part)
+            yield in_background(effort.cpu_s, work) if effort.is_background else cpu_limit(effort.cpu_s)(work)()
 
     def merge(self, prefix: str, part: Part) -> PartOutcome:
         """Reads and merges frames, ordered by position within a query, or stored deltas. Writes at most one segment.

@@ -19,12 +19,8 @@ STARVED = "Python worker failed to connect back"
 processes. The attempt is repeated, and no frame is to blame."""
 WARM_ROUNDS = 2
 Task = Callable[[Iterator[tuple[str, Part, Effort]]], Iterator[PartOutcome]]
-EFFORTS = {
-    Lane.LIGHT: Effort(60.0),
-    Lane.SUSPECT: Effort(20.0),
-    Lane.HEAVY: Effort(300.0, is_background=True),
-    Lane.ANSWER: Effort(300.0, is_background=True),
-}
+COSTLY = Effort(300.0, is_background=True)
+EFFORTS = {Lane.LIGHT: Effort(60.0), Lane.SUSPECT: Effort(20.0), Lane.HEAVY: COSTLY, Lane.ANSWER: COSTLY}
 """A second is usual, and 10 s for a heavy query. A task that takes more is ended, as if its frames had killed it."""
 
 log = logging.getLogger(__name__)

@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from multiprocessing import Pipe
-from typing import ParamSpec, TypeVar
+from typing import TypeVar
 
 Result = TypeVar("Result")
-P = ParamSpec("P")
 
 SINGLE_THREADED = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 """The environment in which NumPy and Arrow start no threads. A process with threads must not fork."""
@@ -52,7 +51,7 @@ def cpu_limit(seconds: float) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_CPU, (before, hard))
 
 
-def in_background(seconds: float, work: Callable[P, Result], *args: P.args, **options: P.kwargs) -> Result:
+def in_background(seconds: float, work: Callable[[], Result]) -> Result:
     """Does work in a child process of low priority, which ends with this process. Returns the result.
 
     A process cannot raise its priority again, and Spark's workers do the next task. Raises RuntimeError if the child
@@ -68,8 +67,7 @@ def in_background(seconds: float, work: Callable[P, Result], *args: P.args, **op
                 ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() == parent:
                 os.nice(LOW_PRIORITY)
-                with cpu_limit(seconds):
-                    to_parent.send(work(*args, **options))
+                to_parent.send(cpu_limit(seconds)(work)())
         except BaseException:
             traceback.print_exc()
         finally:
