@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import inspect
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
@@ -31,6 +33,9 @@ SLOW = ("e2e", "program", "slow", "spark")
 CHUNK = 8
 """The most tests of one file that a worker gets at once. For each test that ends, pytest-xdist walks through all chunks
 that it has given out, which took its process ten seconds of CPU time for chunks of one test."""
+
+PATIENCE_S = 120
+"""The longest time that a coroutine of a test takes."""
 
 OUTCOMES = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
 
@@ -110,17 +115,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     seen = Counter[Path]()
     for item in items:
         lane = next((name for name in ("spark", "e2e") if item.get_closest_marker(name)), None)
-        shared = _module_fixtures(item)
+        shared, file = _module_fixtures(item), item.nodeid.partition("::")[0]
         if lane is not None:
             group = lane
         elif shared:
-            group = f"{item.path.relative_to(config.rootpath)}-{'-'.join(shared)}"
+            group = f"{file}-{'-'.join(shared)}"
         else:
             # Files of few tests have the long ones, which would keep one worker busy while the others have ended.
             chunk = min(CHUNK, 1 + in_file[item.path] // 16)
-            group = f"{item.path.relative_to(config.rootpath)}-{seen[item.path] // chunk}"
+            group = f"{file}-{seen[item.path] // chunk}"
             seen[item.path] += 1
         item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Runs a test that is a coroutine on an event loop of its own, and fails it rather than wait for ever."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+
+    async def bounded() -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames})
+
+    asyncio.run(bounded())
+    return True
 
 
 def _module_fixtures(item: pytest.Item) -> list[str]:

@@ -33,7 +33,7 @@ from edgewater.runtime.health import health_server
 from edgewater.runtime.tasks import Tasks
 from edgewater.wire import uplink_pb2 as pb
 from tests.center.api.conftest import Desk
-from tests.center.gateway_world import RawEdge, frame, on_a_loop, spec
+from tests.center.gateway_world import RawEdge, frame, spec
 from tests.center.gateway_world import center as running_center
 from tests.edge.center_world import Center as EdgeCenter
 from tests.edge.center_world import config as edge_config
@@ -53,7 +53,6 @@ def states(tasks: Tasks, name: str, missing: list[str]) -> None:
 
 
 @pytest.mark.parametrize("task", ["group-commit", "status-writer", "hellos", "poll", "credentials", "links"])
-@on_a_loop
 async def test_a_gateway_ends_if_a_task_of_it_fails(tmp_path: Path, task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("center.ingest.link_shares.EVERY_S", 0.02)
     ended = asyncio.Event()
@@ -82,7 +81,6 @@ async def test_a_gateway_ends_if_a_task_of_it_fails(tmp_path: Path, task: str, m
 
 
 @pytest.mark.parametrize("task", ["newest-answers", "credentials"])
-@on_a_loop
 async def test_the_api_ends_if_a_task_of_it_fails(tmp_path: Path, task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("center.api.app.REFRESH_S", 0.01)
     desk, ended = Desk(tmp_path), asyncio.Event()
@@ -101,7 +99,6 @@ async def test_the_api_ends_if_a_task_of_it_fails(tmp_path: Path, task: str, mon
         waiting.cancel()
 
 
-@on_a_loop
 async def test_the_api_ends_if_it_cannot_look_for_new_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
     ended, tasks = asyncio.Event(), Tasks()
     tasks.end = ended.set
@@ -182,7 +179,6 @@ LOOPS = (*("group-commit", "uplink", "tick", "sync", "checkpoint", "sources", "b
 
 
 @pytest.mark.parametrize("task", [*LOOPS, "http", "configuration"])
-@on_a_loop
 async def test_an_edge_ends_if_a_loop_of_it_fails(tmp_path: Path, task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     served = EdgeCenter(tmp_path)
     await served.start()
@@ -205,7 +201,6 @@ async def test_an_edge_ends_if_a_loop_of_it_fails(tmp_path: Path, task: str, mon
     await served.stop()
 
 
-@on_a_loop
 async def test_an_error_that_is_no_exception_ends_the_process_too() -> None:
     class Panic(BaseException):
         """What libraries in Rust raise."""

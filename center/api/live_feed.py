@@ -54,7 +54,7 @@ AT_ONCE = 8  # limit: time of a turn of the event loop
 """Clients that are woken per turn of the event loop: each takes about 0.2 ms of it."""
 MAX_POLLED = 10_000
 """Maximum number of queries whose newest answers are stored one by one."""
-READERS = 8  # limit: threads
+READERS = 2  # limit: threads
 """The number of threads that read and render answers for streams with small events."""
 LARGE_BYTES = 256 << 10  # limit: memory of large events
 """A stream whose last events had more bytes than this is rendered in turn with other such streams."""

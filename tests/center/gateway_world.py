@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import functools
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -61,20 +61,6 @@ def synopsis(content: bytes) -> bytes:
 def tokens(**secrets: str) -> dict[str, EdgeAccess]:
     """Entries in the short form."""
     return {edge: EdgeAccess.model_validate({"tokens": [secret]}) for edge, secret in secrets.items()}
-
-
-def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Runs a test on an event loop, and fails it rather than wait for ever."""
-
-    @functools.wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        async def bounded() -> None:
-            async with asyncio.timeout(PATIENCE_S):
-                await test(*args, **kwargs)
-
-        asyncio.run(bounded())
-
-    return run
 
 
 class WatchedSegments(SegmentDirectory):
@@ -270,6 +256,6 @@ class RawEdge:
 
 
 async def eventually(test: Callable[[], object]) -> None:
-    """Waits until a statement about another thread's or process's state holds (bounded by `on_a_loop`)."""
+    """Waits until a statement about another thread's or process's state holds (until the limit of a test)."""
     while not await asyncio.to_thread(test):
         await asyncio.sleep(0.02)

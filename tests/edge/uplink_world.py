@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import functools
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -52,20 +51,6 @@ SPEC = QuerySpec.from_mapping(
 QUICK = LinkLimits(heartbeat_s=0.02, reconnect_max_s=0.05)
 
 SCRIPTED = LinkLimits(heartbeat_s=0.02, reconnect_max_s=0.05, goodbye_s=0.01)
-
-
-def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Runs a test on an event loop, with a timeout."""
-
-    @functools.wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        async def bounded() -> None:
-            async with asyncio.timeout(PATIENCE_S):
-                await test(*args, **kwargs)
-
-        asyncio.run(bounded())
-
-    return run
 
 
 def frame(seq: int, size: int = 200) -> Frame:

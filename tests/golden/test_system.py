@@ -14,7 +14,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from edgewater.wire import PROTOCOL, Frame
 from edgewater.wire import uplink_pb2 as pb
-from tests.center.gateway_world import RawEdge, center, eventually, on_a_loop
+from tests.center.gateway_world import RawEdge, center, eventually
 from tests.edge import uplink_world
 from tests.golden.system import INCARNATION, JFK, NOW_MS, QUERIES, ROWS, SPECS, T0, Edge, Stores
 from tests.golden.write import SETS, descriptors, from_file, merged, replies, session, unpack
@@ -70,7 +70,6 @@ def test_a_center_gives_the_same_answers_from_the_stores_and_goes_on(golden: Pat
 
 
 @pytest.mark.parametrize("newer", [False, True], ids=["", "newer"])
-@on_a_loop
 async def test_a_gateway_takes_the_session_of_an_edge(golden: Path, tmp_path: Path, newer: bool) -> None:
     messages = [pb.FromEdge.FromString(data) for data in from_file((golden / "session.bin").read_bytes())]
     if newer:
@@ -94,7 +93,6 @@ async def test_a_gateway_takes_the_session_of_an_edge(golden: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("newer", [False, True], ids=["", "newer"])
-@on_a_loop
 async def test_an_edge_acts_upon_the_messages_of_a_center(golden: Path, newer: bool) -> None:
     script, agent = uplink_world.ScriptedCenter(), uplink_world.Agent()
     async with script.serve() as port, uplink_world.running(uplink_world.uplink(port, agent)):

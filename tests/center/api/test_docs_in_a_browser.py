@@ -20,7 +20,8 @@ QUIET = (
     "--disable-background-networking", "--disable-component-update", "--disable-extensions",
 )  # fmt: skip
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+# test_api_connections.py reads what the page loads and permits; a browser shows that nothing else is asked for.
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from edgewater.base.errors import StorageError
 from edgewater.base.streams import MIN_TIME_MS, EdgeId
 from edgewater.wire import QueryRef
 from tests.center.catalog_world import JFK, LGA, hello, spec
-from tests.center.gateway_world import on_a_loop
 
 
 class Watched(Catalog):
@@ -60,7 +59,6 @@ class World:
         return set(self.budget_sync.snapshot.grants.get(self.refs[0], {}))
 
 
-@on_a_loop
 async def test_a_report_that_comes_during_a_sync_is_not_lost(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.catalog.meanwhile = lambda _ref: world.report(JFK) if not world.catalog.changed else None
@@ -72,7 +70,6 @@ async def test_a_report_that_comes_during_a_sync_is_not_lost(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("how", [StorageError("database is locked"), asyncio.CancelledError()])
-@on_a_loop
 async def test_a_sync_that_is_interrupted_is_completed_by_the_next(tmp_path: Path, how: BaseException) -> None:
     world = World(tmp_path)
 
@@ -90,7 +87,6 @@ async def test_a_sync_that_is_interrupted_is_completed_by_the_next(tmp_path: Pat
     world.catalog.close()
 
 
-@on_a_loop
 async def test_a_combined_budget_sends_the_share_and_the_processing_delay(tmp_path: Path) -> None:
     world = World(tmp_path)
     budget = {"error": {"miles": 1000, "flights": 10}, "staleness": "2s"}
@@ -107,7 +103,6 @@ async def test_a_combined_budget_sends_the_share_and_the_processing_delay(tmp_pa
     world.catalog.close()
 
 
-@on_a_loop
 async def test_a_budget_that_cannot_be_divided_begins_anew_with_an_alarm_and_the_others_go_on(tmp_path: Path) -> None:
     world = World(tmp_path)
     await world.budget_sync.sync(world.plan())

@@ -13,7 +13,7 @@ from center.config import TlsSection
 from center.ingest.credential_files import CredentialFiles
 from edgewater.base.errors import InvalidConfig
 from edgewater.wire import uplink_pb2_grpc
-from tests.center.gateway_world import Center, RawEdge, center, eventually, on_a_loop
+from tests.center.gateway_world import Center, RawEdge, center, eventually
 from tests.refusals import refused
 
 pytest.importorskip("cryptography", reason="part of the extra center")
@@ -97,7 +97,6 @@ async def reloaded(c: Center, times: int = 1) -> None:
     await eventually(lambda: c.gateway.metrics.credential_reloads._value.get() >= times)
 
 
-@on_a_loop
 async def test_a_revoked_certificate_ends_its_session_and_a_renewed_one_connects(
     tmp_path: Path, authority: Authority
 ) -> None:
@@ -133,7 +132,6 @@ async def test_a_revoked_certificate_ends_its_session_and_a_renewed_one_connects
         await eventually(lambda: c.catalog.alarms.latest() == [])
 
 
-@on_a_loop
 async def test_a_renewed_server_certificate_and_another_client_ca_are_used_without_a_restart(
     tmp_path: Path, authority: Authority
 ) -> None:

@@ -16,7 +16,7 @@ from edgewater.base.errors import InvalidConfig, Unauthenticated
 from edgewater.base.streams import EdgeId
 from edgewater.wire import QueryRef
 from edgewater.wire import uplink_pb2 as pb
-from tests.center.gateway_world import JFK, Center, RawEdge, center, eventually, frame, on_a_loop, spec
+from tests.center.gateway_world import JFK, Center, RawEdge, center, eventually, frame, spec
 from tests.refusals import refused as refused_input
 
 LIVE_FILE: dict[str, Any] = {"reload_ms": 20}
@@ -44,7 +44,6 @@ async def refused(c: Center, token: str, edge: str = "jfk", **hello: Any) -> str
             return f"{caught.value.code().name}: {caught.value.details()}"
 
 
-@on_a_loop
 async def test_a_token_is_rotated_without_a_restart_and_the_revoked_one_ends_its_session(tmp_path: Path) -> None:
     file = tmp_path / "tokens.yaml"
     file.write_text("jfk: old\nlga: another\n")
@@ -68,7 +67,6 @@ async def test_a_token_is_rotated_without_a_restart_and_the_revoked_one_ends_its
             await each.__aexit__()
 
 
-@on_a_loop
 @pytest.mark.parametrize("text", ["", "# nobody\n", "{}\n"])
 async def test_an_emptied_tokens_file_revokes_all_tokens_and_lets_no_edge_in(tmp_path: Path, text: str) -> None:
     file = tmp_path / "tokens.yaml"
@@ -88,7 +86,6 @@ async def test_an_emptied_tokens_file_revokes_all_tokens_and_lets_no_edge_in(tmp
         await session.__aexit__()
 
 
-@on_a_loop
 async def test_a_tokens_file_that_cannot_be_used_changes_nothing_and_is_an_alarm(tmp_path: Path) -> None:
     file = tmp_path / "tokens.yaml"
     file.write_text("jfk: s3cret\n")
@@ -108,7 +105,6 @@ async def test_a_tokens_file_that_cannot_be_used_changes_nothing_and_is_an_alarm
         await edge.__aexit__()
 
 
-@on_a_loop
 async def test_a_secret_that_kubernetes_swaps_under_its_link_is_read(tmp_path: Path) -> None:
     for version, token in (("..1", "old"), ("..2", "new")):
         (tmp_path / version).mkdir()
@@ -124,7 +120,6 @@ async def test_a_secret_that_kubernetes_swaps_under_its_link_is_read(tmp_path: P
         await edge.__aexit__()
 
 
-@on_a_loop
 async def test_a_token_that_expires_ends_its_session(tmp_path: Path) -> None:
     token = {"token": "short-lived", "expires": "1970-01-01T00:20:00Z"}
     access = {"jfk": EdgeAccess.model_validate({"tokens": [token]})}
@@ -136,7 +131,6 @@ async def test_a_token_that_expires_ends_its_session(tmp_path: Path) -> None:
         await edge.__aexit__()
 
 
-@on_a_loop
 async def test_an_edge_serves_and_answers_only_what_its_entry_allows(tmp_path: Path) -> None:
     file = tmp_path / "tokens.yaml"
     allowed = "{{tokens: [secret], streams: [flights], queries: [{}]}}"
@@ -164,7 +158,6 @@ async def test_an_edge_serves_and_answers_only_what_its_entry_allows(tmp_path: P
             await each.__aexit__()
 
 
-@on_a_loop
 async def test_what_an_edge_may_no_longer_do_is_not_open_to_it_by_ceasing_to_serve_the_stream(tmp_path: Path) -> None:
     file = tmp_path / "tokens.yaml"
     file.write_text("jfk: secret\n")
@@ -249,7 +242,6 @@ def test_a_token_that_is_empty_or_shared_is_refused() -> None:
     assert caught.value.field == "tokens.jfk.tokens.0.token"
 
 
-@on_a_loop
 @pytest.mark.slow
 async def test_two_gateways_over_one_catalog_let_the_same_edges_in_and_lock_them_out_together(
     tmp_path: Path, url: str

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.center.catalog_world import spec
-from tests.center.gateway_world import RawEdge, center, frame, on_a_loop
+from tests.center.gateway_world import RawEdge, center, frame
 from tests.center.postgres import serving_pair
 
 FRAMES = 2_000
@@ -16,7 +16,6 @@ FRAMES = 2_000
 
 @pytest.mark.slow
 @pytest.mark.full
-@on_a_loop
 async def test_each_frame_is_indexed_once_when_the_database_is_killed_and_its_standby_promoted(
     tmp_path: Path, postgres_binaries: Path
 ) -> None:

@@ -37,7 +37,7 @@ from edgewater.wire import (
 )
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import MAX_MESSAGES, arrivals_to_wire, body_to_wire
-from tests.center.gateway_world import JFK, MILES, RawEdge, center, eventually, on_a_loop, spec, synopsis
+from tests.center.gateway_world import JFK, MILES, RawEdge, center, eventually, spec, synopsis
 from tests.center.kept_frames import kept_body, read_frame, stored_body
 
 NOW_MS = 10_000_000
@@ -347,7 +347,6 @@ def test_arrivals_open_windows_as_records_do() -> None:
     assert held.count <= 20 + 2
 
 
-@on_a_loop
 async def test_a_bad_partial_is_an_alarm_before_the_ack_and_the_honest_one_beside_it_is_stored(tmp_path: Path) -> None:
     body = FrameBody(120_000, (Partial(0, b"poison"), HONEST), (CLOSE,))
     sent = Frame.pack(0, MILES, body)
@@ -375,7 +374,6 @@ async def test_a_bad_partial_is_an_alarm_before_the_ack_and_the_honest_one_besid
         assert len(c.entries()) == 1 and len(c.catalog.alarms.latest()) == 1
 
 
-@on_a_loop
 @pytest.mark.slow
 async def test_a_small_frame_that_carries_much_is_admitted_by_what_it_carries(tmp_path: Path) -> None:
     large = FrameBody(0, losses=(InputLoss("x" * (8 << 20), "restart"),))
@@ -396,7 +394,6 @@ async def test_a_small_frame_that_carries_much_is_admitted_by_what_it_carries(tm
         await other.acked(3)
 
 
-@on_a_loop
 async def test_an_edge_that_comes_first_does_not_set_the_types_of_a_query(tmp_path: Path) -> None:
     bound = spec().bind({"carrier": pa.int64(), "distance": pa.float64()})
     stacks = {m.measure.name: m.measure.stack(pa.float64()) for m in bound.measures}

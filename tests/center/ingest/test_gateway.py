@@ -18,11 +18,10 @@ from edgewater.model.lookups import digest_of
 from edgewater.wire import Frame, QueryRef
 from edgewater.wire import uplink_pb2 as pb
 from tests.center.catalog_world import acked_through
-from tests.center.gateway_world import JFK, MILES, RawEdge, center, eventually, frame, on_a_loop, spec
+from tests.center.gateway_world import JFK, MILES, RawEdge, center, eventually, frame, spec
 from tests.center.kept_frames import read_frame, stored_frame
 
 
-@on_a_loop
 async def test_a_frame_is_acknowledged_once_it_is_durable_and_indexed_and_not_before(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         c.catalog.queries.register(spec(), 1)
@@ -41,7 +40,6 @@ async def test_a_frame_is_acknowledged_once_it_is_durable_and_indexed_and_not_be
         assert entry.received_at_ms == c.clock[0]
 
 
-@on_a_loop
 async def test_all_frames_that_wait_share_one_fsync_and_one_transaction(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge, RawEdge(c.port) as other:
         c.catalog.queries.register(spec(), 1)
@@ -61,7 +59,6 @@ async def test_all_frames_that_wait_share_one_fsync_and_one_transaction(tmp_path
         assert c.log.segment_files.commits == 2
 
 
-@on_a_loop
 async def test_a_session_cut_in_mid_stream_goes_on_where_the_center_is(tmp_path: Path) -> None:
     async with center(tmp_path) as c:
         c.catalog.queries.register(spec(), 1)
@@ -78,7 +75,6 @@ async def test_a_session_cut_in_mid_stream_goes_on_where_the_center_is(tmp_path:
         assert c.entries() == [("jfk", n) for n in range(4)]
 
 
-@on_a_loop
 async def test_a_re_delivered_frame_is_acknowledged_and_neither_written_nor_indexed_again(tmp_path: Path) -> None:
     async with center(tmp_path) as c:
         c.catalog.queries.register(spec(), 1)
@@ -94,7 +90,6 @@ async def test_a_re_delivered_frame_is_acknowledged_and_neither_written_nor_inde
         assert c.log.durable == [("jfk", 0), ("jfk", 1), ("jfk", 2)]
 
 
-@on_a_loop
 async def test_a_frame_of_an_unknown_or_deleted_query_is_acknowledged_counted_and_not_stored(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         c.catalog.queries.register(spec(), 1)
@@ -111,7 +106,6 @@ async def test_a_frame_of_an_unknown_or_deleted_query_is_acknowledged_counted_an
         assert acked_through(c.catalog, JFK, "i1") == 2, "the edge has let go of them: they are not asked for again"
 
 
-@on_a_loop
 async def test_frames_of_a_query_known_to_be_deleted_are_not_written_to_the_log(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         c.catalog.queries.register(spec(), 1)
@@ -126,7 +120,6 @@ async def test_frames_of_a_query_known_to_be_deleted_are_not_written_to_the_log(
         assert c.log.durable == [("jfk", 0)]
 
 
-@on_a_loop
 async def test_segments_that_nobody_will_ever_read_are_removed_at_the_start(tmp_path: Path) -> None:
     drained, ended = QueryRef("drained", 1), QueryRef("ended", 1)
     async with center(tmp_path, poll_ms=60_000) as c, RawEdge(c.port) as edge:
@@ -157,7 +150,6 @@ def queries_on_disk(log: FrameLog) -> list[str]:
     return sorted(query for segment in log.segments() for query in log.queries(segment))
 
 
-@on_a_loop
 async def test_a_query_registered_a_moment_ago_elsewhere_is_known_when_its_first_frame_comes(tmp_path: Path) -> None:
     async with center(tmp_path, poll_ms=60_000) as c, RawEdge(c.port) as edge:
         await edge.hello()
@@ -167,7 +159,6 @@ async def test_a_query_registered_a_moment_ago_elsewhere_is_known_when_its_first
         assert c.entries() == [("jfk", 0)]
 
 
-@on_a_loop
 async def test_a_gateway_that_is_woken_sends_a_query_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("center.ingest.gateway.POLL_S", 600.0)
     wakes = SocketChannel(tmp_path / "wake")
@@ -179,7 +170,6 @@ async def test_a_gateway_that_is_woken_sends_a_query_at_once(tmp_path: Path, mon
         api.close()
 
 
-@on_a_loop
 @pytest.mark.slow
 async def test_frames_of_many_queries_that_come_together_are_one_segment(tmp_path: Path) -> None:
     names = [f"q{n}" for n in range(40)]
@@ -202,7 +192,6 @@ async def test_frames_of_many_queries_that_come_together_are_one_segment(tmp_pat
         assert c.catalog.frames.drop({"q39@1": 1}) != []
 
 
-@on_a_loop
 async def test_a_query_registered_in_the_catalog_reaches_a_connected_edge(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         await edge.hello()
@@ -216,7 +205,6 @@ async def test_a_query_registered_in_the_catalog_reaches_a_connected_edge(tmp_pa
         assert len((await edge.until("queries")).queries.queries) == 0
 
 
-@on_a_loop
 async def test_the_rows_of_a_table_are_sent_once_and_not_to_an_edge_that_has_them(tmp_path: Path) -> None:
     def put(name: str) -> None:
         c.catalog.tables.put("names", "carrier", pa.table({"carrier": ["UA"], "name": [name]}), c.clock[0])
@@ -254,7 +242,6 @@ async def test_the_rows_of_a_table_are_sent_once_and_not_to_an_edge_that_has_the
             assert {*sent()} == later, "another center may have given other tables"
 
 
-@on_a_loop
 async def test_an_edge_is_asked_only_what_expects_it(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         c.catalog.queries.register(spec("mine", edges=["jfk"]), 1)
@@ -265,7 +252,6 @@ async def test_an_edge_is_asked_only_what_expects_it(tmp_path: Path) -> None:
         assert [q.name for q in queries] == ["mine"]
 
 
-@on_a_loop
 async def test_error_budgets_are_shared_by_the_edges_that_are_expected(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge, RawEdge(c.port) as other:
         c.catalog.queries.register(spec(budget={"error": {"miles": 1000, "farthest": 80}}), 1)
@@ -288,7 +274,6 @@ async def test_error_budgets_are_shared_by_the_edges_that_are_expected(tmp_path:
         assert all_of_it.from_ms > c.clock[0], "not for slices that lga may have closed"
 
 
-@on_a_loop
 async def test_grants_survive_the_gateway_and_are_sent_again(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         c.catalog.queries.register(spec(budget={"error": {"miles": 1000}}), 1)
@@ -300,7 +285,6 @@ async def test_grants_survive_the_gateway_and_are_sent_again(tmp_path: Path) -> 
         assert (await edge.until("budget")).budget == first
 
 
-@on_a_loop
 async def test_a_grant_that_came_before_its_query_is_sent_again(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         c.catalog.queries.register(spec(budget={"error": {"miles": 1000}}), 1)
@@ -312,7 +296,6 @@ async def test_a_grant_that_came_before_its_query_is_sent_again(tmp_path: Path) 
         assert (await edge.until("budget")).budget == first
 
 
-@on_a_loop
 async def test_an_edge_with_a_share_it_was_not_given_is_cut_back_flagged_and_counted(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge, RawEdge(c.port) as other:
         c.catalog.queries.register(spec(budget={"error": {"miles": 1000}}), 1)
@@ -330,7 +313,6 @@ async def test_an_edge_with_a_share_it_was_not_given_is_cut_back_flagged_and_cou
         assert c.gateway.metrics.alarms.labels("share-not-granted")._value.get() == 1
 
 
-@on_a_loop
 async def test_two_gateways_divide_one_budget(tmp_path: Path) -> None:
     async with (
         center(tmp_path) as one,
@@ -350,7 +332,6 @@ async def test_two_gateways_divide_one_budget(tmp_path: Path) -> None:
         await other.until("budget", lambda b: b.shares["miles"] == 500 and b.from_ms == 60_000)
 
 
-@on_a_loop
 async def test_a_budget_report_that_no_edge_can_mean_ends_the_session(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         await edge.hello()
@@ -360,7 +341,6 @@ async def test_a_budget_report_that_no_edge_can_mean_ends_the_session(tmp_path: 
         assert "Not A Name" in message
 
 
-@on_a_loop
 async def test_the_processing_delay_is_sent_under_a_staleness_budget(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         c.catalog.queries.register(spec(budget={"staleness": "2s"}), 1)
@@ -369,7 +349,6 @@ async def test_the_processing_delay_is_sent_under_a_staleness_budget(tmp_path: P
         assert (await edge.until("budget")).budget.center_ms == 340
 
 
-@on_a_loop
 async def test_heartbeats_and_statuses_reach_the_catalog_and_each_heartbeat_is_echoed(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         c.catalog.queries.register(spec(), 1)
@@ -398,7 +377,6 @@ async def test_heartbeats_and_statuses_reach_the_catalog_and_each_heartbeat_is_e
         await eventually(lambda: not c.catalog.edges.get(JFK).connected)
 
 
-@on_a_loop
 async def test_what_sources_reject_and_columns_without_values_are_known_and_alarm(tmp_path: Path) -> None:
     def alarms() -> list[tuple[str, int]]:
         return sorted((a.kind, a.times) for a in c.catalog.alarms.latest())
@@ -433,7 +411,6 @@ async def test_what_sources_reject_and_columns_without_values_are_known_and_alar
         assert list(map(tuple, c.catalog.edges.get(JFK).null_columns["flights"])) == [("flights:http", "distance")]
 
 
-@on_a_loop
 async def test_after_goodbye_all_that_was_sent_is_acknowledged(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         c.catalog.queries.register(spec(), 1)
@@ -446,7 +423,6 @@ async def test_after_goodbye_all_that_was_sent_is_acknowledged(tmp_path: Path) -
         assert await edge.call.code() == grpc.StatusCode.OK
 
 
-@on_a_loop
 async def test_a_gateway_that_stops_acknowledges_what_it_has_read(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         c.catalog.queries.register(spec(), 1)
@@ -461,7 +437,6 @@ async def test_a_gateway_that_stops_acknowledges_what_it_has_read(tmp_path: Path
 
 
 @pytest.mark.slow
-@on_a_loop
 async def test_an_edge_that_sends_more_than_its_credit_is_read_no_further(tmp_path: Path) -> None:
     large = [frame(n, content=os.urandom(8_000)) for n in range(150)]
     async with center(tmp_path, credit_bytes=20_000) as c, RawEdge(c.port) as edge:
@@ -485,7 +460,6 @@ def many(seqs: Iterable[int]) -> list[Frame]:
     return [frame(n) for n in seqs]
 
 
-@on_a_loop
 async def test_two_gateways_over_one_catalog_and_log_count_each_frame_once(tmp_path: Path, url: str) -> None:
     async with center(tmp_path, url=url) as a, center(tmp_path, url=url) as b:
         a.catalog.queries.register(spec(), 1)
@@ -502,7 +476,6 @@ async def test_two_gateways_over_one_catalog_and_log_count_each_frame_once(tmp_p
         assert sum(kinds) == 30
 
 
-@on_a_loop
 async def test_edges_that_name_one_link_get_equal_shares_of_it(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as first, RawEdge(c.port) as second:
         c.catalog.queries.register(spec(), 1)

@@ -5,10 +5,9 @@ from pathlib import Path
 
 from edgewater.base.streams import EdgeId
 from edgewater.wire import uplink_pb2 as pb
-from tests.center.gateway_world import RawEdge, center, eventually, on_a_loop, spec
+from tests.center.gateway_world import RawEdge, center, eventually, spec
 
 
-@on_a_loop
 async def test_an_edge_that_cannot_keep_up_gets_the_sampling_rate_that_its_accuracy_needs(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         measured = {"group_by": None, "measures": {"miles": "sum(distance)"}, "accuracy": {"error": "5%"}}

@@ -25,12 +25,11 @@ from edgewater.base.errors import InvalidConfig, StorageError
 from edgewater.runtime.health import health_routes
 from edgewater.wire import Encoding, QueryRef
 from edgewater.wire import uplink_pb2 as pb
-from tests.center.gateway_world import JFK, MILES, Center, RawEdge, center, eventually, frame, on_a_loop, spec, tokens
+from tests.center.gateway_world import JFK, MILES, Center, RawEdge, center, eventually, frame, spec, tokens
 from tests.center.kept_frames import read_frame, stored_frame
 from tests.refusals import refused
 
 
-@on_a_loop
 async def test_the_same_identity_with_another_checksum_is_an_alarm_that_names_it(tmp_path: Path) -> None:
     async with center(tmp_path) as c:
         c.catalog.queries.register(spec(), 1)
@@ -50,7 +49,6 @@ async def test_the_same_identity_with_another_checksum_is_an_alarm_that_names_it
         assert c.gateway.metrics.alarms.labels("frame-conflict")._value.get() == 1
 
 
-@on_a_loop
 async def test_the_same_body_in_another_compression_is_a_re_delivery(tmp_path: Path) -> None:
     async with center(tmp_path) as c:
         c.catalog.queries.register(spec(), 1)
@@ -68,7 +66,6 @@ async def test_the_same_body_in_another_compression_is_a_re_delivery(tmp_path: P
         assert c.entries() == [("jfk", 0), ("jfk", 1)] and c.catalog.alarms.latest() == []
 
 
-@on_a_loop
 async def test_a_body_that_cannot_be_decompressed_is_refused_before_it_is_acknowledged(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         c.catalog.queries.register(spec(), 1)
@@ -83,7 +80,6 @@ async def test_a_body_that_cannot_be_decompressed_is_refused_before_it_is_acknow
 
 
 @pytest.mark.parametrize("seq", [0, 1])
-@on_a_loop
 async def test_a_frame_whose_checksum_is_wrong_is_refused_by_name(tmp_path: Path, seq: int) -> None:
     """A thread checks the first frame of a query, the event loop later ones."""
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
@@ -111,7 +107,6 @@ async def test_a_frame_whose_checksum_is_wrong_is_refused_by_name(tmp_path: Path
         (pb.FromEdge(query_status=pb.QueryStatus(query="")), "a status of ''"),
     ],
 )
-@on_a_loop
 async def test_a_message_that_breaks_the_protocol_ends_the_session_by_name(
     tmp_path: Path, broken: pb.FromEdge, named: str
 ) -> None:
@@ -132,7 +127,6 @@ async def test_a_message_that_breaks_the_protocol_ends_the_session_by_name(
         ({"oldest_seq": 9}, "frames 9"),
     ],
 )
-@on_a_loop
 async def test_a_hello_that_makes_no_sense_is_refused_by_name(
     tmp_path: Path, fields: dict[str, Any], named: str
 ) -> None:
@@ -142,7 +136,6 @@ async def test_a_hello_that_makes_no_sense_is_refused_by_name(
         assert c.catalog.edges.all() == []
 
 
-@on_a_loop
 async def test_a_session_that_begins_with_something_else_or_nothing_is_ended(tmp_path: Path) -> None:
     async with center(tmp_path, hello_timeout_ms=50) as c:
         async with RawEdge(c.port) as edge:
@@ -152,7 +145,6 @@ async def test_a_session_that_begins_with_something_else_or_nothing_is_ended(tmp
             assert "no Hello within 50 ms" in (await edge.refusal())[2]
 
 
-@on_a_loop
 async def test_only_the_owner_of_a_token_is_let_in_and_only_under_its_own_id(tmp_path: Path) -> None:
     async with center(tmp_path, tokens=tokens(jfk="secret-j", lga="secret-l")) as c:
         for token, named in ((None, "no credential"), ("wrong", "unknown credential"), ("", "no credential")):
@@ -168,7 +160,6 @@ async def test_only_the_owner_of_a_token_is_let_in_and_only_under_its_own_id(tmp
             await edge.hello("jfk")
 
 
-@on_a_loop
 async def test_without_credentials_only_this_machine_is_served(tmp_path: Path) -> None:
     catalog = Catalog(f"sqlite:///{tmp_path}/c.db")
     gateway = Gateway(catalog, FrameLog(tmp_path / "log"), CenterConfig(), lambda: 0)
@@ -178,7 +169,6 @@ async def test_without_credentials_only_this_machine_is_served(tmp_path: Path) -
     catalog.close()
 
 
-@on_a_loop
 async def test_a_port_that_somebody_has_is_refused_by_name(tmp_path: Path) -> None:
     async with center(tmp_path) as c:
         second = Gateway(c.catalog, FrameLog(tmp_path / "log2"), CenterConfig(), lambda: 0)
@@ -188,7 +178,6 @@ async def test_a_port_that_somebody_has_is_refused_by_name(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("where", ["append", "sync", "index"])
-@on_a_loop
 async def test_a_disk_that_is_full_costs_time_and_no_frame(tmp_path: Path, where: str) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         c.catalog.queries.register(spec(), 1)
@@ -220,7 +209,6 @@ async def test_a_disk_that_is_full_costs_time_and_no_frame(tmp_path: Path, where
         assert c.gateway.readiness() == []
 
 
-@on_a_loop
 async def test_a_center_killed_between_log_and_index_takes_the_frame_again_and_counts_it_once(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         c.catalog.queries.register(spec(), 1)
@@ -239,7 +227,6 @@ async def test_a_center_killed_between_log_and_index_takes_the_frame_again_and_c
         assert read_frame(c.log, entry.segment, entry.offset, entry.length) == stored_frame(frame(0))
 
 
-@on_a_loop
 async def test_numbers_and_texts_that_no_database_holds_harm_nobody(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         await edge.hello()
@@ -252,7 +239,6 @@ async def test_numbers_and_texts_that_no_database_holds_harm_nobody(tmp_path: Pa
         assert (record.rtt_ms, record.bandwidth_bytes_s, record.backlog_bytes) == (0, 0, 1 << 62)
 
 
-@on_a_loop
 async def test_a_query_registered_while_the_catalog_fails_reaches_the_edges_once_it_works_again(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         await edge.hello()
@@ -271,7 +257,6 @@ async def test_a_query_registered_while_the_catalog_fails_reaches_the_edges_once
         assert query.name == "miles"
 
 
-@on_a_loop
 async def test_at_the_limit_an_edge_replaces_its_own_session_and_no_other_is_let_in(tmp_path: Path) -> None:
     async with center(tmp_path, max_sessions=1) as c, RawEdge(c.port) as old:
         await old.hello()
@@ -285,7 +270,6 @@ async def test_at_the_limit_an_edge_replaces_its_own_session_and_no_other_is_let
         assert [e.edge for e in c.catalog.edges.all()] == [JFK]
 
 
-@on_a_loop
 async def test_calls_that_say_nothing_are_limited_too(tmp_path: Path) -> None:
     async with center(tmp_path, max_sessions=1) as c, RawEdge(c.port) as one, RawEdge(c.port) as two:
         endings = [asyncio.create_task(edge.refusal()) for edge in (one, two)]
@@ -299,7 +283,6 @@ async def test_calls_that_say_nothing_are_limited_too(tmp_path: Path) -> None:
         )  # fmt: skip
 
 
-@on_a_loop
 async def test_two_agents_with_one_id_are_told_so_and_raise_an_alarm(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as one, RawEdge(c.port) as two, RawEdge(c.port) as again:
         await one.hello(incarnation="i1")
@@ -311,7 +294,6 @@ async def test_two_agents_with_one_id_are_told_so_and_raise_an_alarm(tmp_path: P
         assert "incarnations i1 and i2 take turns: two agents run under this id" in alarm.message
 
 
-@on_a_loop
 async def test_a_newer_session_of_an_edge_takes_the_older_ones_place(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as old, RawEdge(c.port) as new:
         await old.hello()
@@ -322,7 +304,6 @@ async def test_a_newer_session_of_an_edge_takes_the_older_ones_place(tmp_path: P
         assert c.catalog.edges.get(JFK).connected
 
 
-@on_a_loop
 async def test_a_query_that_is_not_consumed_keeps_no_frames_of_others(tmp_path: Path) -> None:
     stuck, fine = MILES, QueryRef("fine", 1)
 
@@ -357,7 +338,6 @@ async def test_a_query_that_is_not_consumed_keeps_no_frames_of_others(tmp_path: 
             assert at[stuck] == at[fine], "it is consumed again"
 
 
-@on_a_loop
 async def test_a_commit_of_two_segments_of_which_the_disk_takes_one_leaves_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -426,7 +406,6 @@ def filled(message: Any, number: float, count: int) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["heartbeat", "query_status", "budget_report", "goodbye", "hello"])
-@on_a_loop
 async def test_whatever_numbers_an_edge_states_the_others_go_on(tmp_path: Path, kind: str) -> None:
     """Each numeric field of each message, with each number. Frames have a check of their own (`test_frame_check`)."""
     async with center(tmp_path) as c:

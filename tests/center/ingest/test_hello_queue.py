@@ -19,7 +19,6 @@ from center.ingest.metrics import GatewayMetrics
 from edgewater.base.errors import EdgewaterError, Retired, StorageError
 from edgewater.base.streams import EdgeId
 from tests.center.catalog_world import begin_session
-from tests.center.gateway_world import on_a_loop
 
 
 class HeldCatalog(Catalog):
@@ -60,7 +59,6 @@ def start(edge: str, incarnation: str = "i1", oldest: int = 1) -> SessionStart:
     return SessionStart(EdgeId(edge), incarnation, {}, (), oldest, oldest, 1_000, f"session of {edge}")
 
 
-@on_a_loop
 async def test_hellos_that_wait_are_begun_together_each_with_its_own_outcome(tmp_path: Path) -> None:
     catalog = HeldCatalog(tmp_path)
     catalog.open.set()
@@ -86,7 +84,6 @@ async def test_hellos_that_wait_are_begun_together_each_with_its_own_outcome(tmp
     assert refreshes == ["refreshed"] * 3
 
 
-@on_a_loop
 async def test_a_catalog_that_refuses_fails_the_hellos_of_the_batch_and_the_next_ones_succeed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,7 +101,6 @@ def _refuse(_starts: Sequence[SessionStart]) -> list[int | EdgewaterError | None
     raise StorageError("disk is full")
 
 
-@on_a_loop
 async def test_hellos_beyond_those_that_are_admitted_soon_get_different_times_to_come_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,7 @@ from edgewater.model.edge_records import QueryStatusRecord
 from edgewater.wire import Frame, FrameBody, Partial, QueryRef, SliceClose, uplink_pb2_grpc
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import Encoding
-from tests.center.gateway_world import MILES, Center, RawEdge, center, eventually, frame, on_a_loop, spec, tokens
+from tests.center.gateway_world import MILES, Center, RawEdge, center, eventually, frame, spec, tokens
 from tests.certificates import make_certificates
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
@@ -47,7 +47,6 @@ def limited(c: Center, limit: str) -> float:
     return float(c.gateway.metrics.limited.labels(limit)._value.get())
 
 
-@on_a_loop
 async def test_connections_that_say_nothing_are_closed_and_an_edge_connects_meanwhile(tmp_path: Path) -> None:
     async with center(tmp_path, hello_timeout_ms=1_000) as c, RawEdge(c.port) as edge:
         silent = [await asyncio.open_connection("127.0.0.1", c.port) for _ in range(100)]
@@ -63,7 +62,6 @@ async def test_connections_that_say_nothing_are_closed_and_an_edge_connects_mean
         await edge.until("time_echo")
 
 
-@on_a_loop
 async def test_calls_that_begin_all_at_once_reach_the_gateway_and_none_is_cancelled(tmp_path: Path) -> None:
     connections, streams = 125, range(1, 2 * limits.STREAMS_PER_CONNECTION, 2)
     async with center(tmp_path, hello_timeout_ms=1_000) as c:
@@ -78,7 +76,6 @@ async def test_calls_that_begin_all_at_once_reach_the_gateway_and_none_is_cancel
             writer.close()
 
 
-@on_a_loop
 async def test_tls_handshakes_that_never_end_are_closed_and_an_edge_connects_meanwhile(tmp_path: Path) -> None:
     make_certificates(tmp_path, {"center": "IP:127.0.0.1"})
     tls = TlsSection(cert=tmp_path / "center.pem", key=tmp_path / "center.key")
@@ -94,7 +91,6 @@ async def test_tls_handshakes_that_never_end_are_closed_and_an_edge_connects_mea
                 writer.close()
 
 
-@on_a_loop
 async def test_connections_beyond_their_number_are_closed_at_once(tmp_path: Path) -> None:
     async with center(tmp_path, max_sessions=5, hello_timeout_ms=60_000) as c:
         opened = [await asyncio.open_connection("127.0.0.1", c.port) for _ in range(10 + limits.SPARE_CONNECTIONS + 4)]
@@ -116,7 +112,6 @@ async def _closed(reader: asyncio.StreamReader) -> None:
         return
 
 
-@on_a_loop
 async def test_one_identity_cannot_take_the_places_of_others_by_calls_without_a_hello(tmp_path: Path) -> None:
     entries = tokens(jfk="secret-j", lga="secret-l")
     async with center(tmp_path, tokens=entries) as c, RawEdge(c.port, "secret-j") as first:
@@ -142,7 +137,6 @@ async def test_one_identity_cannot_take_the_places_of_others_by_calls_without_a_
         (pb.FromEdge(budget_report=pb.BudgetReport(query="miles", query_version=1)), "messages"),
     ],
 )
-@on_a_loop
 async def test_messages_that_are_too_large_or_too_many_end_the_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: pb.FromEdge, limit: str
 ) -> None:
@@ -158,7 +152,6 @@ async def test_messages_that_are_too_large_or_too_many_end_the_session(
         assert limited(c, limit) == 1
 
 
-@on_a_loop
 async def test_a_hello_is_bounded_in_size_and_in_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "HELLOS", 3)
     async with center(tmp_path) as c:
@@ -178,7 +171,6 @@ async def test_a_hello_is_bounded_in_size_and_in_number(tmp_path: Path, monkeypa
             await edge.hello()
 
 
-@on_a_loop
 async def test_statuses_of_many_queries_do_not_keep_heartbeats_waiting(tmp_path: Path) -> None:
     catalog = Catalog(f"sqlite:///{tmp_path}/catalog.db")
     ref = catalog.queries.register(spec(), 1)[0].ref
@@ -202,7 +194,6 @@ def costly(seq: int) -> Frame:
     )
 
 
-@on_a_loop
 async def test_an_edge_that_makes_too_much_work_waits_and_nobody_else_does(tmp_path: Path) -> None:
     """Two frames are its burst; the third has to wait for days at this rate, whatever session it comes by."""
     async with center(tmp_path, work_per_s=1, open_windows=1 << 20) as c:
@@ -245,7 +236,6 @@ def statements(seq: int, kind: str) -> Frame:
 
 
 @pytest.mark.parametrize("kind", ["partials", "closes", "losses", "dropped", "unknown"])
-@on_a_loop
 async def test_statements_that_cost_the_gateway_time_use_up_their_edges_share(tmp_path: Path, kind: str) -> None:
     """They were charged by their size alone: less than half of what losses cost, a quarter of ignored fields."""
     async with center(tmp_path, work_per_s=1) as c, RawEdge(c.port) as evil:
@@ -261,7 +251,6 @@ async def test_statements_that_cost_the_gateway_time_use_up_their_edges_share(tm
         assert accepted * 60_000 // STATEMENTS_PER_UNIT <= 2 * MAX_FRAME_WORK + 60_000
 
 
-@on_a_loop
 async def test_the_event_loop_checks_small_frames_until_one_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from center.ingest.open_windows import MAX_STEPS, OpenWindows, SliceSet
 from edgewater.base.streams import MIN_TIME_MS
 from edgewater.model.query import QuerySpec
 from edgewater.wire import Frame, FrameBody, InputLoss, Partial, SliceClose
-from tests.center.gateway_world import JFK, MILES, RawEdge, center, on_a_loop, spec, synopsis
+from tests.center.gateway_world import JFK, MILES, RawEdge, center, spec, synopsis
 from tests.center.kept_frames import stored_body
 
 NOW_MS = 100_000_000
@@ -95,7 +95,6 @@ def test_a_slice_under_many_windows_counts_as_all_of_them() -> None:
     assert beside.refuse("a", 0, MIN_TIME_MS, [1000 * n for n in range(900)]) == set()
 
 
-@on_a_loop
 async def test_at_a_gateway_what_is_refused_is_a_stated_loss_and_the_honest_edge_counts(tmp_path: Path) -> None:
     good, tens = synopsis(b"ua"), spec(window={"tumbling": "10s"}, lateness="1h")
 

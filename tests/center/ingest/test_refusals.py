@@ -11,14 +11,13 @@ import pytest
 
 from edgewater.wire import Frame, FrameBody, InputLoss, Partial, QueryRef
 from edgewater.wire import uplink_pb2 as pb
-from tests.center.gateway_world import JFK, MILES, RawEdge, center, eventually, frame, on_a_loop, spec
+from tests.center.gateway_world import JFK, MILES, RawEdge, center, eventually, frame, spec
 from tests.center.kept_frames import stored_body
 from tests.edge.uplink_world import Agent, running, uplink
 
 OTHERS = QueryRef("others", 1)
 
 
-@on_a_loop
 async def test_a_frame_for_a_query_that_names_other_edges_is_acknowledged_and_refused(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge, RawEdge(c.port) as lga:
         c.catalog.queries.register(spec(), 1)
@@ -42,7 +41,6 @@ async def test_a_frame_for_a_query_that_names_other_edges_is_acknowledged_and_re
         assert (await edge.hello(oldest=0, following=3)).acked_through == 2
 
 
-@on_a_loop
 async def test_a_frame_for_a_stream_that_the_edge_does_not_serve_is_refused(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         c.catalog.queries.register(spec(), 1)
@@ -53,7 +51,6 @@ async def test_a_frame_for_a_stream_that_the_edge_does_not_serve_is_refused(tmp_
         assert c.entries() == []
 
 
-@on_a_loop
 async def test_what_an_edge_built_before_it_was_retired_or_ceased_to_serve_a_stream_is_kept(tmp_path: Path) -> None:
     async with center(tmp_path, poll_ms=60_000) as c:
         c.catalog.queries.register(spec(), 1)
@@ -77,7 +74,6 @@ async def test_what_an_edge_built_before_it_was_retired_or_ceased_to_serve_a_str
         assert [s.name for s in c.catalog.edges.get(JFK).streams] == ["trains"]
 
 
-@on_a_loop
 async def test_an_agent_hears_of_a_refusal_before_it_lets_go_of_the_frame(tmp_path: Path) -> None:
     async with center(tmp_path) as c:
         c.catalog.queries.register(spec(edges=["lga"]), 1)
@@ -89,7 +85,6 @@ async def test_an_agent_hears_of_a_refusal_before_it_lets_go_of_the_frame(tmp_pa
         assert sum(frames for _, reason, frames in agent.refused if reason == "not-expected") == 2
 
 
-@on_a_loop
 async def test_of_frames_in_one_message_a_bad_one_costs_only_its_query(tmp_path: Path) -> None:
     """Of another edge's query, of none, and with a partial that cannot be merged; then all of them once more."""
     unmergeable = replace(frame(3, QueryRef("third", 1)).unpack(), partials=(Partial(0, b"nonsense"),))
@@ -122,7 +117,6 @@ async def test_of_frames_in_one_message_a_bad_one_costs_only_its_query(tmp_path:
         (3, 40_000, "None", "larger than max"),  # by gRPC
     ],
 )
-@on_a_loop
 async def test_a_message_of_too_many_frames_or_bytes_ends_the_session(
     tmp_path: Path, count: int, size: int, expected: str, message: str
 ) -> None:

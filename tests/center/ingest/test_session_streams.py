@@ -12,7 +12,7 @@ from center.ingest.metrics import GatewayMetrics
 from edgewater.wire import Frame, FrameBody, Partial
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.session_stream import LEAST_WINDOW_LOG, MOST_WINDOW_LOG, SessionPacker, unpacker_bytes
-from tests.center.gateway_world import MILES, Center, RawEdge, center, eventually, frame, on_a_loop, spec, synopsis
+from tests.center.gateway_world import MILES, Center, RawEdge, center, eventually, frame, spec, synopsis
 from tests.center.kept_frames import read_frame, stored_frame
 
 NOTHING = b"\x28\xb5\x2f\xfd\x00\x48" + b"\x00\x00\x00" * 1_000_000
@@ -28,7 +28,6 @@ def many_groups(seq: int, groups: int = 2_000) -> Frame:
     return Frame.pack(seq, MILES, FrameBody(1_000 + seq, (Partial(0, synopsis(content)),)))
 
 
-@on_a_loop
 async def test_frames_of_a_stream_are_stored_as_those_that_come_alone_and_counted_by_what_has_passed(
     tmp_path: Path,
 ) -> None:
@@ -69,7 +68,6 @@ async def test_frames_of_a_stream_are_stored_as_those_that_come_alone_and_counte
         pytest.param(pack(SessionPacker(16, 3), pb.FromEdge(hello=pb.Hello())).packed, "contains a hello", id="hello"),
     ],
 )
-@on_a_loop
 async def test_a_wrong_stream_ends_its_session_and_no_other(tmp_path: Path, packed: pb.Packed, reason: str) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge, RawEdge(c.port) as other:
         c.catalog.queries.register(spec(), 1)
@@ -88,7 +86,6 @@ async def test_a_wrong_stream_ends_its_session_and_no_other(tmp_path: Path, pack
             await again.acked(0)
 
 
-@on_a_loop
 async def test_limits_of_messages_hold_for_what_is_in_a_stream(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         c.catalog.queries.register(spec(), 1)
@@ -100,7 +97,6 @@ async def test_limits_of_messages_hold_for_what_is_in_a_stream(tmp_path: Path) -
         assert (await edge.refusal())[:2] == (grpc.StatusCode.RESOURCE_EXHAUSTED, "limit-exceeded")
 
 
-@on_a_loop
 async def test_without_memory_for_streams_they_are_not_permitted_and_frames_come_alone(tmp_path: Path) -> None:
     async with center(tmp_path, compression_bytes=0) as c:
         c.catalog.queries.register(spec(), 1)
@@ -117,7 +113,6 @@ def reserved(c: Center) -> float | None:
     return c.gateway.metrics.registry.get_sample_value("edgewater_gateway_decompression_bytes")
 
 
-@on_a_loop
 async def test_a_session_that_ends_gives_its_memory_back(tmp_path: Path) -> None:
     async with center(tmp_path) as c:
         async with RawEdge(c.port) as edge, RawEdge(c.port) as other:

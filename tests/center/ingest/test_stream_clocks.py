@@ -12,7 +12,7 @@ from center.config import CenterConfig, StreamSection
 from center.ingest.stream_rules import CLOCK_LEAD_MS
 from edgewater.base.streams import MAX_TIME_MS
 from edgewater.wire import uplink_pb2 as pb
-from tests.center.gateway_world import JFK, RawEdge, center, eventually, on_a_loop, tokens
+from tests.center.gateway_world import JFK, RawEdge, center, eventually, tokens
 
 DAY_MS = 86_400_000
 YEAR_2036_MS = 2_082_758_400_000
@@ -31,7 +31,6 @@ async def refused(port: int, *streams: pb.Stream) -> str:
         return caught.value.details() or ""
 
 
-@on_a_loop
 async def test_a_hello_cannot_move_a_live_stream_to_another_year(tmp_path: Path) -> None:
     # The first Hello decides nothing, so no query ever runs by this clock.
     rules = {"flights": StreamSection(replay=None)}
@@ -44,7 +43,6 @@ async def test_a_hello_cannot_move_a_live_stream_to_another_year(tmp_path: Path)
             await edge.hello(streams=[pb.Stream(name="flights")])
 
 
-@on_a_loop
 async def test_a_configured_replay_is_every_edges_clock(tmp_path: Path) -> None:
     config = CenterConfig.from_mapping(
         {
@@ -64,7 +62,6 @@ async def test_a_configured_replay_is_every_edges_clock(tmp_path: Path) -> None:
             await edge.hello(streams=[stream(1_356_998_400_000, 60)])
 
 
-@on_a_loop
 async def test_an_edge_with_credentials_does_not_set_the_clock_though_it_comes_from_loopback(tmp_path: Path) -> None:
     """A proxy on the machine may pass on what others send."""
     allowed = {"others": StreamSection(replay="edges")}
@@ -78,14 +75,12 @@ async def test_an_edge_with_credentials_does_not_set_the_clock_though_it_comes_f
             await edge.hello(streams=[other])
 
 
-@on_a_loop
 async def test_without_credentials_edges_bring_the_clock_of_their_replay(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         await edge.hello(streams=[stream(0, 86_400)])
         assert c.catalog.edges.get(JFK).streams[0].clock.speed == 86_400
 
 
-@on_a_loop
 async def test_a_watermark_beyond_the_clock_is_bounded_and_an_alarm_and_the_end_of_a_stream_is_neither(
     tmp_path: Path,
 ) -> None:
@@ -106,7 +101,6 @@ async def test_a_watermark_beyond_the_clock_is_bounded_and_an_alarm_and_the_end_
         await eventually(lambda: c.catalog.alarms.latest() == [])
 
 
-@on_a_loop
 async def test_frames_of_an_edge_whose_clock_is_ahead_wait_in_its_journal_until_a_clock_is_set(tmp_path: Path) -> None:
     # Perhaps the center's is wrong: nothing is refused for good while the two differ.
     async with center(tmp_path) as c:

@@ -9,7 +9,7 @@ import pytest
 
 from center.config import CenterConfig, ColumnEntry
 from edgewater.wire import uplink_pb2 as pb
-from tests.center.gateway_world import RawEdge, center, eventually, frame, on_a_loop, spec
+from tests.center.gateway_world import RawEdge, center, eventually, frame, spec
 
 COLUMNS = {"carrier": ColumnEntry(type="string"), "distance": ColumnEntry(type="int64")}
 
@@ -26,7 +26,6 @@ async def refusal(port: int, edge: str, *streams: pb.Stream) -> str:
         return caught.value.details() or ""
 
 
-@on_a_loop
 async def test_a_wrong_edge_that_is_the_first_does_not_keep_the_honest_ones_out(tmp_path: Path) -> None:
     columns = {"columns": {"carrier": "string", "distance": {"type": "int64", "description": "miles"}}}
     config = CenterConfig.from_mapping({"streams": {"flights": columns}})
@@ -48,7 +47,6 @@ async def test_a_wrong_edge_that_is_the_first_does_not_keep_the_honest_ones_out(
         assert c.entries() == [("jfk", 0)]
 
 
-@on_a_loop
 async def test_an_admin_corrects_what_the_first_edge_has_said(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as wrong:
         await wrong.hello("mallory", streams=[stream(carrier="int64")])

@@ -26,7 +26,7 @@ from edgewater.base.streams import TIME_COLUMN, EdgeId
 from edgewater.model.query import QuerySpec
 from edgewater.wire import QueryRef
 from edgewater.wire import uplink_pb2 as pb
-from tests.edge.uplink_world import gateway, on_a_loop, uplink
+from tests.edge.uplink_world import gateway, uplink
 
 REF = QueryRef("q", 1)
 COLUMNS = {"k": pa.string(), "x": pa.int64()}
@@ -85,7 +85,6 @@ def word(catalog: Catalog, name: str) -> Grant:
     return grants_of(books[REF]).get(EdgeId(name), Grant()) if REF in books else Grant()
 
 
-@on_a_loop
 @pytest.mark.parametrize("turns", range(4))
 async def test_a_take_that_is_cancelled_just_as_something_changes_ends(tmp_path: Path, turns: int) -> None:
     durable = DurableCore(tmp_path, lambda: EdgeCore({"events": StreamSpec(COLUMNS)}), _no_ranges, "i")
@@ -102,7 +101,6 @@ async def test_a_take_that_is_cancelled_just_as_something_changes_ends(tmp_path:
     durable.close()
 
 
-@on_a_loop
 async def test_a_budget_moves_from_one_edge_to_two_by_confirmations(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (port, catalog), edge(tmp_path, port) as jfk:
         catalog.queries.register(spec(error={"s": 100}), 1)
@@ -115,7 +113,6 @@ async def test_a_budget_moves_from_one_edge_to_two_by_confirmations(tmp_path: Pa
             assert lga.durable.core.queries[REF].store.schedule.last.from_ms == 2_000, "jfk closed two slices under 100"
 
 
-@on_a_loop
 async def test_a_share_survives_a_restart_and_is_confirmed_without_a_new_message(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (port, catalog):
         catalog.queries.register(spec(error={"s": 100}), 1)
@@ -128,7 +125,6 @@ async def test_a_share_survives_a_restart_and_is_confirmed_without_a_new_message
             assert word(catalog, "jfk") == before
 
 
-@on_a_loop
 async def test_a_share_is_confirmed_only_once_it_is_in_the_journal(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (port, catalog), edge(tmp_path, port) as jfk:
         await until(jfk.outbox.configured.is_set)
@@ -148,7 +144,6 @@ async def test_a_share_is_confirmed_only_once_it_is_in_the_journal(tmp_path: Pat
         await until(lambda: jfk.shares == {"s": 100.0})
 
 
-@on_a_loop
 async def test_the_edge_learns_the_processing_delay_of_each_query(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (port, catalog), edge(tmp_path, port) as jfk:
         catalog.queries.register(spec(staleness="2s"), 1)
@@ -157,7 +152,6 @@ async def test_the_edge_learns_the_processing_delay_of_each_query(tmp_path: Path
         await until(lambda: jfk.outbox.processing_ms == {REF: 340})
 
 
-@on_a_loop
 async def test_only_shares_are_confirmed_not_a_new_processing_delay(tmp_path: Path) -> None:
     durable = DurableCore(tmp_path, lambda: EdgeCore({"events": StreamSpec(COLUMNS)}), _no_ranges, "i")
     commit = JournalGroupCommit(durable)

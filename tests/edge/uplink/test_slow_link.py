@@ -13,7 +13,7 @@ import pytest
 from edge.uplink import DailyQuota, LinkLimits
 from edge.uplink.flow_control import QUEUE_S
 from edgewater.wire import Frame, FrameBody, Partial
-from tests.edge.uplink_world import MILES, SPEC, Agent, Proxy, gateway, on_a_loop, running, uplink
+from tests.edge.uplink_world import MILES, SPEC, Agent, Proxy, gateway, running, uplink
 
 pytestmark = [pytest.mark.e2e]
 
@@ -49,7 +49,6 @@ class Busy(Agent):
         super().on_ack(through)
 
 
-@on_a_loop
 async def test_values_are_at_most_as_old_as_the_bytes_in_flight(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (port, catalog), Proxy(port) as proxy:
         catalog.queries.register(SPEC, 1)
@@ -61,7 +60,6 @@ async def test_values_are_at_most_as_old_as_the_bytes_in_flight(tmp_path: Path) 
         assert agent.forecast().mid_bytes_s == pytest.approx(RATE, rel=0.4), "and the link's bandwidth is known"
 
 
-@on_a_loop
 async def test_limits_count_all_bytes_on_the_wire(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (port, catalog), Proxy(port) as proxy:
         catalog.queries.register(SPEC, 1)

@@ -36,7 +36,6 @@ from tests.edge.uplink_world import (
     entries,
     frame,
     gateway,
-    on_a_loop,
     running,
     uplink,
 )
@@ -45,7 +44,6 @@ from tests.refusals import refused
 pytestmark = pytest.mark.slow
 
 
-@on_a_loop
 async def test_frames_reach_the_center_and_are_acknowledged_in_order(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (port, catalog):
         catalog.queries.register(SPEC, 1)
@@ -57,7 +55,6 @@ async def test_frames_reach_the_center_and_are_acknowledged_in_order(tmp_path: P
         assert agent.welcomes == [None]
 
 
-@on_a_loop
 async def test_queries_and_shares_come_down_and_statuses_go_up(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (port, catalog):
         agent = Agent()
@@ -73,7 +70,6 @@ async def test_queries_and_shares_come_down_and_statuses_go_up(tmp_path: Path) -
         assert [(s.accepted, s.code) for s in statuses.values()] == [(False, "invalid-query")]
 
 
-@on_a_loop
 async def test_the_link_is_measured_by_acknowledgements_and_heartbeats(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (port, catalog):
         catalog.queries.register(SPEC, 1)
@@ -87,7 +83,6 @@ async def test_the_link_is_measured_by_acknowledgements_and_heartbeats(tmp_path:
 
 
 @pytest.mark.parametrize("seed", [0, *at_night(1, 2, 3)])
-@on_a_loop
 async def test_a_link_that_is_cut_again_and_again_loses_nothing_and_doubles_nothing(tmp_path: Path, seed: int) -> None:
     cuts = np.random.default_rng(seed)
     async with gateway(tmp_path) as (port, catalog), Proxy(port) as proxy:
@@ -111,7 +106,6 @@ async def test_a_link_that_is_cut_again_and_again_loses_nothing_and_doubles_noth
             )
 
 
-@on_a_loop
 async def test_a_center_that_goes_away_and_comes_back_is_found_again(tmp_path: Path) -> None:
     agent = Agent()
     async with gateway(tmp_path) as (port, catalog):
@@ -132,7 +126,6 @@ async def test_a_center_that_goes_away_and_comes_back_is_found_again(tmp_path: P
     assert agent.welcomes[-1] == 0
 
 
-@on_a_loop
 async def test_a_frame_made_durable_while_the_link_breaks_is_sent_once_and_in_order(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (port, catalog), Proxy(port) as proxy:
         catalog.queries.register(SPEC, 1)
@@ -150,7 +143,6 @@ async def test_a_frame_made_durable_while_the_link_breaks_is_sent_once_and_in_or
         assert entries(catalog) == [0, 1, 2]
 
 
-@on_a_loop
 async def test_a_link_that_drops_all_data_is_detected_and_replaced(tmp_path: Path) -> None:
     limits = LinkLimits(heartbeat_s=0.02, reconnect_max_s=0.02, silence_s=0.3)
     async with gateway(tmp_path) as (port, catalog), Proxy(port) as proxy:
@@ -168,7 +160,6 @@ async def test_a_link_that_drops_all_data_is_detected_and_replaced(tmp_path: Pat
         assert entries(catalog) == [0]
 
 
-@on_a_loop
 async def test_a_clean_stop_sends_goodbye_and_receives_the_last_acknowledgements(tmp_path: Path) -> None:
     script = ScriptedCenter()
     async with script.serve() as port:
@@ -186,7 +177,6 @@ async def test_a_clean_stop_sends_goodbye_and_receives_the_last_acknowledgements
         assert agent.taking == 0
 
 
-@on_a_loop
 async def test_after_a_clean_stop_the_center_knows_that_the_edge_is_gone(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (port, catalog):
         catalog.queries.register(SPEC, 1)
@@ -199,7 +189,6 @@ async def test_after_a_clean_stop_the_center_knows_that_the_edge_is_gone(tmp_pat
             await asyncio.sleep(0.005)
 
 
-@on_a_loop
 async def test_frame_sizes_respect_the_limits_of_link_and_center(tmp_path: Path) -> None:
     async with gateway(tmp_path, credit_bytes=100_000, max_frame_bytes=50_000) as (port, catalog):
         catalog.queries.register(SPEC, 1)
@@ -210,7 +199,6 @@ async def test_frame_sizes_respect_the_limits_of_link_and_center(tmp_path: Path)
         assert all(0 < capacity <= 50_000 for capacity in agent.capacities)
 
 
-@on_a_loop
 async def test_a_cap_on_bandwidth_is_kept(tmp_path: Path) -> None:
     clock = [0.0]
     limits = LinkLimits(bandwidth_bytes_s=20_000, heartbeat_s=60)
@@ -230,7 +218,6 @@ async def test_a_cap_on_bandwidth_is_kept(tmp_path: Path) -> None:
         assert entries(catalog) == list(range(20))
 
 
-@on_a_loop
 async def test_a_throttled_edge_waits_until_the_throttle_ends(tmp_path: Path) -> None:
     script = ScriptedCenter()
     async with script.serve() as port:
@@ -252,7 +239,6 @@ async def test_a_throttled_edge_waits_until_the_throttle_ends(tmp_path: Path) ->
             await script.until_received("frame", 2)
 
 
-@on_a_loop
 async def test_heartbeats_come_at_the_interval_that_the_center_asks_for(tmp_path: Path) -> None:
     script = ScriptedCenter()
     async with script.serve() as port:
@@ -273,7 +259,6 @@ async def test_heartbeats_come_at_the_interval_that_the_center_asks_for(tmp_path
             assert script.heartbeats <= at + 1
 
 
-@on_a_loop
 async def test_an_edge_that_sends_frames_sends_fewer_heartbeats(tmp_path: Path) -> None:
     script = ScriptedCenter()
     script.heartbeat_ms = 100
@@ -291,7 +276,6 @@ async def test_an_edge_that_sends_frames_sends_fewer_heartbeats(tmp_path: Path) 
             await script.until_received("heartbeat", 3)
 
 
-@on_a_loop
 async def test_news_and_the_first_heartbeats_do_not_wait_for_the_interval(tmp_path: Path) -> None:
     script = ScriptedCenter()
     script.heartbeat_ms = 4_000
@@ -310,7 +294,6 @@ async def test_news_and_the_first_heartbeats_do_not_wait_for_the_interval(tmp_pa
             await script.until_received("heartbeat", 3)
 
 
-@on_a_loop
 async def test_all_messages_of_a_session_are_one_stream_if_the_center_permits_it(tmp_path: Path) -> None:
     """Also large ones, which are compressed in a thread. A body that is too large for a message stays compressed."""
     script = ScriptedCenter()
@@ -335,7 +318,6 @@ async def test_all_messages_of_a_session_are_one_stream_if_the_center_permits_it
 
 
 @pytest.mark.parametrize("permitted", [0, 20])
-@on_a_loop
 async def test_the_edge_learns_how_small_its_frames_become_and_asks_for_larger_ones(
     tmp_path: Path, permitted: int
 ) -> None:
@@ -353,7 +335,6 @@ async def test_the_edge_learns_how_small_its_frames_become_and_asks_for_larger_o
         assert (agent.forecast().packed_fraction < 0.2) == bool(permitted)
 
 
-@on_a_loop
 async def test_a_refused_edge_comes_again_when_the_center_says(tmp_path: Path) -> None:
     script = ScriptedCenter()
     script.refusals = 1
@@ -365,7 +346,6 @@ async def test_a_refused_edge_comes_again_when_the_center_says(tmp_path: Path) -
         assert asyncio.get_running_loop().time() - began_s >= 1.0
 
 
-@on_a_loop
 async def test_an_acknowledgement_of_an_unsent_frame_ends_the_session(tmp_path: Path) -> None:
     script = ScriptedCenter()
     async with script.serve() as port:
@@ -377,7 +357,6 @@ async def test_an_acknowledgement_of_an_unsent_frame_ends_the_session(tmp_path: 
             assert agent.acked == -1
 
 
-@on_a_loop
 async def test_a_query_that_this_release_cannot_read_is_refused_and_the_others_go_on(tmp_path: Path) -> None:
     script = ScriptedCenter()
     async with script.serve() as port:
@@ -398,7 +377,6 @@ async def test_a_query_that_this_release_cannot_read_is_refused_and_the_others_g
         assert "oracle" in statuses["future"].message
 
 
-@on_a_loop
 async def test_queries_have_the_rows_of_their_tables_also_after_a_new_session(tmp_path: Path) -> None:
     rows = encode_rows(pa.table({"carrier": ["UA"], "name": ["United"]}))
     asked = {**SPEC.to_mapping(), "lookup": {"names": {"key": "carrier", "columns": {"name": "string"}, "version": 1}}}
@@ -430,7 +408,6 @@ async def test_queries_have_the_rows_of_their_tables_also_after_a_new_session(tm
         await agent.until(lambda: given() == {"miles": "", "more": ""})  # the rows of a table without a query are gone
 
 
-@on_a_loop
 async def test_frames_taken_together_travel_in_one_message() -> None:
     """Frames 0 to 3 are unacknowledged, 4 to 9 are taken at once; a message has at most 1,000 bytes."""
     center, agent = ScriptedCenter(), Agent()
@@ -452,7 +429,6 @@ def shipped(message: pb.FromEdge) -> bool:
     return message.WhichOneof("message") in ("frame", "frames")
 
 
-@on_a_loop
 async def test_a_gap_in_the_frame_numbers_is_an_error(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (port, catalog):
         catalog.queries.register(SPEC, 1)
@@ -463,7 +439,6 @@ async def test_a_gap_in_the_frame_numbers_is_an_error(tmp_path: Path) -> None:
             await link.run()
 
 
-@on_a_loop
 async def test_a_wrong_token_is_tried_again_until_it_is_right(tmp_path: Path) -> None:
     async with gateway(tmp_path, tokens={"jfk": EdgeAccess.model_validate({"tokens": ["secret"]})}) as (port, _catalog):
         agent = Agent()
@@ -476,7 +451,6 @@ async def test_a_wrong_token_is_tried_again_until_it_is_right(tmp_path: Path) ->
             await agent.until(lambda: agent.welcomes)
 
 
-@on_a_loop
 async def test_a_token_whose_file_is_renewed_is_taken_without_a_restart(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -504,7 +478,6 @@ async def refusals(port: int, token: str) -> str | None:
         return await call.details()
 
 
-@on_a_loop
 async def test_only_the_configuration_names_a_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "grpc_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
@@ -543,7 +516,6 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_certificates(path, {"localhost": "DNS:localhost", "jfk": "DNS:jfk"})
 
 
-@on_a_loop
 async def test_mutual_tls_authenticates_the_edge(tmp_path: Path, certificates: Path) -> None:
     c = certificates
     server = ServerTls(cert=c / "localhost.pem", key=c / "localhost.key", client_ca=c / "ca.pem")

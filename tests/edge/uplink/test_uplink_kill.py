@@ -12,7 +12,7 @@ from center.catalog import Catalog
 from center.storage.frame_log import FrameLog
 from sim.demo.ports import free_port
 from tests.center.kept_frames import read_frame
-from tests.edge.uplink_world import SPEC, Agent, entries, frame, gateway, on_a_loop, running, uplink
+from tests.edge.uplink_world import SPEC, Agent, entries, frame, gateway, running, uplink
 
 
 def serve(path: Path, port: int) -> None:
@@ -30,7 +30,6 @@ def started(path: Path, port: int) -> BaseProcess:
 
 
 @pytest.mark.slow
-@on_a_loop
 async def test_a_gateway_killed_again_and_again_loses_nothing_and_counts_nothing_twice(tmp_path: Path) -> None:
     random = np.random.default_rng(7)
     port = free_port()
