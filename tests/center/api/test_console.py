@@ -1,8 +1,7 @@
 """The console in a real browser, over the real API and stores: what it draws, and what happens when things go wrong.
 
 One browser for all tests. A test waits for what the page shows, never for a time. The tests' centers have ports, and
-so storage, of their own. By default, each page has a test; what is nightly looks at more of a page that has one, or
-at a narrow window.
+so storage, of their own. By default, each page has a test; what is nightly looks at more of a page that has one.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from edgewater.base.timestamps import rfc3339
 from edgewater.model.key_texts import key_text
 from edgewater.model.query import QuerySpec
 from edgewater.wire import Rest, Withheld
-from tests.cells import at_night
 from tests.center.accuracy_world import BEGIN_MS, spec
 from tests.center.api.conftest import COLUMNS, SPEC, Desk
 from tests.center.api.console_world import HOUR, T0, fill
@@ -438,7 +436,7 @@ def test_a_rate_is_drawn_with_its_two_readings_its_total_and_its_explanation(bro
 
 
 @needs_browser
-@pytest.mark.parametrize("width", [1280, *at_night(390)])
+@pytest.mark.parametrize("width", [1280, 390])
 def test_versions_are_compared_and_an_edge_is_retired_and_reinstated(browser, desk, width):
     desk.now = T0
     desk.connect("jfk", "lga")
@@ -482,7 +480,7 @@ def test_versions_are_compared_and_an_edge_is_retired_and_reinstated(browser, de
 
 
 @needs_browser
-@pytest.mark.parametrize("width", [1280, *at_night(390)])
+@pytest.mark.parametrize("width", [1280, 390])
 def test_rules_of_alerts_are_tried_and_saved(browser, desk, width):
     desk.connect("jfk")
     query = desk.register(name="busy", lateness="9h")

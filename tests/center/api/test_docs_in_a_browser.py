@@ -20,8 +20,10 @@ QUIET = (
     "--disable-background-networking", "--disable-component-update", "--disable-extensions",
 )  # fmt: skip
 
-# test_api_connections.py reads what the page loads and permits; a browser shows that nothing else is asked for.
-pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.slow,
+]
 
 
 @dataclass(frozen=True)
