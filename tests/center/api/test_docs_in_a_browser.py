@@ -20,10 +20,7 @@ QUIET = (
     "--disable-background-networking", "--disable-component-update", "--disable-extensions",
 )  # fmt: skip
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.slow,
-]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 @dataclass(frozen=True)
