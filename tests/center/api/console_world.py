@@ -65,4 +65,4 @@ def share_out(desk: Any, query: RegisteredQuery) -> None:
     for edge in edges[:2]:
         grant = allocator.grants()[edge]
         allocator.report(edge, BudgetReport(grant.version, grant.shares, T0, 300.0, {"miles": 20.0}), desk.now)
-    desk.catalog.budgets.update(query.ref, lambda *_: BudgetStateChange(allocator.to_json(), True, None), desk.now)
+    desk.catalog.budgets.update(query.ref, lambda *_: BudgetStateChange(allocator.to_state(), True, None), desk.now)

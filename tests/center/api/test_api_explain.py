@@ -124,7 +124,7 @@ def test_the_budget_shows_each_edges_share_and_their_sum(desk):
     for edge in edges:
         allocator.report(edge, BudgetReport(0, {}, 0), desk.now)
     allocator.rebalance(desk.now, T0)
-    desk.catalog.budgets.update(query.ref, lambda *_: BudgetStateChange(allocator.to_json(), True, None), desk.now)
+    desk.catalog.budgets.update(query.ref, lambda *_: BudgetStateChange(allocator.to_state(), True, None), desk.now)
     shown = desk.get("/v1/queries/flights/budget").json()
     assert (shown["limits"], shown["divided"]) == ({"miles": 1000}, ["miles"])
     assert 0 < shown["sums"]["miles"] <= 1000
