@@ -154,7 +154,7 @@ def test_the_state_written_per_transaction_restores_the_estimator(
     ledger = Ledger(margin_ms=50)
     ledger.handle(EdgesChanged(tuple(record_of(s.name) for s in other.sites)))
     assert (("estimator", early_answers.SNAPSHOT) in parts) == (compact_bytes < 1 << 18)
-    head = heads.get("q") or other.ledger.book(REF).state.to_json()
+    head = heads.get("q") or other.ledger.book(REF).state.to_state()
     ledger.restore(REF, pack_state(head, ((k, s, t) for (k, s), t in sorted(parts.items()))))
     other.ledger = ledger
     other.run(4)
