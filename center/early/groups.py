@@ -258,7 +258,7 @@ class Groups:
         return evaluations, reasons, None
 
     def true_values(self, start_ms: int, edges: Sequence[str]) -> dict[str, float | None]:
-        """Returns `arrival_counts.true_values` by group key."""
+        """Returns the value of the window by group key, from all reports (see `arrival_counts.true_values`)."""
         return dict(zip(self._groups, true_values([g.counts for g in self], start_ms, edges), strict=True))
 
     def arrived(self, start_ms: int, edges: Sequence[str]) -> dict[str, float]:

@@ -171,16 +171,16 @@ class Gateway:
             retry_max_ms=bounds.retry_max_ms,
         )
         self._shared = SharedParts(
-            self._validator,
-            self._group_commit,
-            self._status,
-            self.metrics,
-            self._budget_sync,
-            self._stream_rules,
-            self._links.division,
-            self._heartbeat_ms,
-            now_ms,
-            config.gateway,
+            validator=self._validator,
+            group_commit=self._group_commit,
+            status=self._status,
+            metrics=self.metrics,
+            budget_sync=self._budget_sync,
+            stream_rules=self._stream_rules,
+            links=self._links.division,
+            heartbeat_ms=self._heartbeat_ms,
+            now_ms=now_ms,
+            section=config.gateway,
         )
 
     async def start(self, address: str) -> int:

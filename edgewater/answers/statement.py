@@ -153,8 +153,6 @@ def completeness(facts: Facts) -> replies.Completeness:
          "records": d.lacks.most}
         for d in facts.by_cause(Cause.INPUT_LOST)
     ]  # fmt: skip
-    guessed = facts.records_by(Cause.GUESSED)
-    late = facts.by_cause(Cause.MAY_CHANGE)
     lacks: replies.Lacks = {
         "windows": facts.windows,
         "lost_state": facts.edges_by(Cause.LOST_STATE),
@@ -164,10 +162,11 @@ def completeness(facts: Facts) -> replies.Completeness:
         "losses": losses,
         "after_final": facts.records_by(Cause.AFTER_FINAL).total(),
         "rejected": facts.records_by(Cause.REJECTED).total(),
-        "guessed": dict(guessed),
-        "may_change": {"records": d.lacks.most, "confidence": d.confidence} if (d := next(iter(late), None)) else None,
+        "guessed": dict(facts.records_by(Cause.GUESSED)),
         "unanswered": sum(d.windows for d in facts.by_cause(Cause.UNANSWERED)),
     }
+    for d in facts.by_cause(Cause.MAY_CHANGE)[:1]:
+        lacks["may_change"] = {"records": d.lacks.most, "confidence": d.confidence}
     return {
         "ratio": facts.ratio,
         "expected": facts.expected,
@@ -347,7 +346,7 @@ def requested(spec: QuerySpec) -> dict[str, Any]:
 
 def united_contract(facts: Facts, violated: Mapping[str, tuple[int, str]], windows: int, spec: QuerySpec) -> Contract:
     """Returns the contract of a union of windows. It is met if each window has met its contract, and nothing is lost
-    by their union.
+    by their union. Whether a value is beyond float64 is judged of the united values (`judged`).
 
     Args:
         facts: the united facts.

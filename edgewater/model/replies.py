@@ -207,7 +207,7 @@ class Lacks(TypedDict, total=False):
     rejected: int
     guessed: dict[str, int]
     """Records that were counted or left out on a guess, by reason."""
-    may_change: MayChange | None
+    may_change: MayChange
     unanswered: int
     """Of several windows: how many have no answer."""
     windows: int
