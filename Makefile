@@ -37,7 +37,8 @@ demo: $(STAMP)demo ## run everything on a year of New York flights: center, thre
 # Three workers on two cores: one has the tests that start a JVM and one those that start processes, which wait half of the time
 # (tests/conftest.py).
 # Bytecode is kept: each process that a test starts would compile the product anew.
-PYTEST := env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -n 3 --dist loadgroup
+# A worker that ends is not replaced: pytest-xdist 3.8 waits for ever for the rest of its group.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -n 3 --dist loadgroup --max-worker-restart 0
 
 test: $(STAMP)prepared ## all tests, on two cores; ARGS="tests/center -k ledger" picks some
 	@$(PYTEST) $(ARGS)
@@ -54,7 +55,7 @@ test-data: $(STAMP)dev ## the tests that need the data sets in ../shared/data
 
 # One process: containers share ports, memory and a storage of images.
 test-images: $(STAMP)dev $(STAMP)images ## build both images and run them: compose, the dev overlay; root, Debian's podman, 6 to 12 minutes
-	@env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest tests/images -m images -rP $(ARGS)
+	@env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest tests/images -m images -rP -o faulthandler_timeout=0 $(ARGS)
 
 SECONDS ?= 600
 SEED ?= 1

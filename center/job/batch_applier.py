@@ -164,7 +164,6 @@ class BatchApplier:
         writer: shared with the deadline thread.
         log_dir: the frame log, from which quarantined frames are copied.
         now_ms: wall clock, ms.
-        margin_ms: how long before the end of a staleness budget the early answer is given.
     """
 
     def __init__(
@@ -175,13 +174,12 @@ class BatchApplier:
         log_dir: str | Path,
         *,
         now_ms: Callable[[], int],
-        margin_ms: int = 0,
     ) -> None:
         self.writer = writer
         self._catalog = catalog
         self._metrics = metrics
         self._now_ms = now_ms
-        self._delays = ProcessingDelays(margin_ms)
+        self._delays = ProcessingDelays(writer.margin)
         self._rates = StoredRates(catalog, metrics)
         self._rates_at_ms = 0
         self._log = FrameLog(log_dir)

@@ -54,8 +54,6 @@ from edgewater.runtime.tasks import Tasks
 log = logging.getLogger(__name__)
 
 STOP_POLL_S = 0.2  # limit: time of a stop
-MARGIN_MS = 200
-"""How long before the end of a staleness budget the early answer is given."""
 CHECK_S = 5.0  # limit: reads of the catalog
 """Interval at which the job checks the catalog for queries that an operator has resumed."""
 WARM_EVERY_S = 30.0  # derived: half of the minute after which Spark ends a worker
@@ -104,11 +102,10 @@ class Job:
         self._segments = DeltaSegments(config.deltas_dir)
         self._store = ResultStore(config.results_url, spark.max_answer_bytes, segments=self._segments)
         require_pair(self._catalog, self._store, secrets.randbits(62) | 1)
-        ledger = Ledger(margin_ms=MARGIN_MS)
         self._progress = DriverProgress(config.progress_dir)
         self._answers = Waker(self._wakes, Topic.ANSWERS)
         self._writer = LedgerWriter(
-            ledger,
+            Ledger(),
             self._store,
             self._catalog,
             self.metrics,
@@ -117,9 +114,7 @@ class Job:
             progress=self._progress,
             answered=self._answers.wake,
         )
-        self.applier = BatchApplier(
-            self._writer, self._catalog, self.metrics, config.log_dir, now_ms=clock, margin_ms=MARGIN_MS
-        )
+        self.applier = BatchApplier(self._writer, self._catalog, self.metrics, config.log_dir, now_ms=clock)
         self._stopping = threading.Event()
         self.leadership = Leadership(
             self._store,

@@ -61,6 +61,9 @@ class LedgerWriter:
         monotonic: clock in seconds that nobody sets, which shows steps of the wall clock; None if there is none.
         progress: where it notes the query that it works on.
         answered: called after the commit of answers.
+
+    Attributes:
+        margin: of the ledger.
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class LedgerWriter:
         answered: Callable[[], object] = lambda: None,
     ) -> None:
         ledger.on_query = lambda ref: progress.enter(Track.LEDGER, query_key(ref))
-        self._progress, self._answered = progress, answered
+        self._progress, self._answered, self.margin = progress, answered, ledger.margin
         self._ledger = ledger
         self._store = store
         self._catalog = catalog
@@ -381,6 +384,7 @@ class LedgerWriter:
     def _count(self, emissions: Sequence[Emission], cause: str) -> None:
         if emissions:
             self._answered()
+            self._observe_margin(emissions, self._now_ms())
         self._metrics.answers.labels(cause).inc(len(emissions))
         for emission in emissions:
             self._metrics.observe_accuracy(emission)
@@ -390,6 +394,16 @@ class LedgerWriter:
             # Counted only for a window's first answer, because later answers repeat the violation.
             if emission.revision == 1 and STALENESS in codes:
                 self._metrics.missed.labels(emission.query.name).inc()
+
+    def _observe_margin(self, emissions: Sequence[Emission], written_ms: int) -> None:
+        after_ms = []
+        for emission in emissions:
+            budget, staleness_ms = emission.spec.staleness_budget, emission.facts.staleness_ms
+            if emission.revision == 1 and budget is not None:
+                overdue_ms = staleness_ms - (budget.staleness_ms - self.margin.of(budget.staleness_ms))
+                after_ms += [overdue_ms] if overdue_ms >= 0 else []  # else it waited for no deadline
+        if after_ms:
+            self.margin.written(max(after_ms) + written_ms - emissions[0].answered_at_ms)
 
     def needed_rates(self) -> dict[QueryRef, dict[EdgeId, float]]:
         """As `Ledger.needed_rates`."""

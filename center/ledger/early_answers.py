@@ -17,6 +17,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any
 
+from center.budgets.processing_delay import AnswerMargin
 from center.early import Delays, EarlyAnswerEstimator, Prediction, needed_rate
 from center.ledger.accuracy_facts import with_accuracy, without_false_bounds
 from center.ledger.events import Emission, FrameSummary
@@ -41,7 +42,7 @@ snapshot."""
 class EarlyAnswerBook(TimeWindowBook):
     """The windows of a query with an accuracy."""
 
-    def __init__(self, state: QueryState, entries: Iterable[tuple[str, int, StateEntry]], margin_ms: int) -> None:
+    def __init__(self, state: QueryState, entries: Iterable[tuple[str, int, StateEntry]], margin: AnswerMargin) -> None:
         self._log: StateTable[EstimatorLogEntry] = StateTable()
         others: list[tuple[str, int, StateEntry]] = []
         for kind, number, entry in entries:
@@ -49,7 +50,7 @@ class EarlyAnswerBook(TimeWindowBook):
                 self._log.put(number, entry)
             else:
                 others.append((kind, number, entry))
-        super().__init__(state, others, margin_ms)
+        super().__init__(state, others, margin)
         self._estimator = self._restore_estimator()
         self._withdraws = False  # whether all open windows with an early answer are answered again
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
+from center.budgets.processing_delay import AnswerMargin
 from center.ledger.answer_work import EventWork
 from center.ledger.early_answers import EarlyAnswerBook
 from center.ledger.events import (
@@ -47,15 +48,15 @@ class Ledger:
     """The windows of all queries.
 
     Args:
-        margin_ms: time that it takes to write an answer. An early answer is emitted so much earlier than the end of its
-            staleness budget, but never before half of the budget.
+        margin: how much earlier than the end of its staleness budget an early answer is emitted; None: a new one.
 
     Attributes:
+        margin: the same. Who writes the answers tells it how long that took.
         on_query: called before a query is advanced.
     """
 
-    def __init__(self, *, margin_ms: int = 200) -> None:
-        self._margin_ms = margin_ms
+    def __init__(self, margin: AnswerMargin | None = None) -> None:
+        self.margin = margin or AnswerMargin()
         self.on_query: Callable[[QueryRef], None] = lambda _: None
         self._books: dict[QueryRef, WindowBook] = {}
         self._deleted: dict[str, int] = {}
@@ -220,7 +221,7 @@ class Ledger:
         self._pending.add(ref)
 
     def _new_book(self, state: QueryState, entries: Iterable[tuple[str, int, StateEntry]]) -> WindowBook:
-        book = _book_of(state, entries, self._margin_ms)
+        book = _book_of(state, entries, self.margin)
         book.revisions_after, book.ahead_ms = self.revisions_after, self._ahead_ms
         return book
 
@@ -399,13 +400,13 @@ class LedgerTransaction:
         return list({c.ref: c for c in changes}.values())
 
 
-def _book_of(state: QueryState, entries: Iterable[tuple[str, int, StateEntry]], margin_ms: int) -> WindowBook:
+def _book_of(state: QueryState, entries: Iterable[tuple[str, int, StateEntry]], margin: AnswerMargin) -> WindowBook:
     spec = state.query.spec
     if isinstance(spec.window, SessionWindow):
-        return SessionWindowBook(state, entries, margin_ms)
+        return SessionWindowBook(state, entries, margin)
     if spec.accuracy is not None and spec.accuracy.kind is not None:
-        return EarlyAnswerBook(state, entries, margin_ms)
-    return TimeWindowBook(state, entries, margin_ms)
+        return EarlyAnswerBook(state, entries, margin)
+    return TimeWindowBook(state, entries, margin)
 
 
 def _membership(edges: tuple[EdgeRecord, ...]) -> list[tuple[object, ...]]:

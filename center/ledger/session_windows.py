@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from center.budgets.processing_delay import AnswerMargin
 from center.ledger.events import Emission
 from center.ledger.losses import Span
 from center.ledger.sessionize import ObservedSession, connected_slices, session_windows
@@ -34,8 +35,8 @@ from edgewater.model.windows import Extent, SessionWindow
 class SessionWindowBook(WindowBook):
     """The windows of a query with session windows."""
 
-    def __init__(self, state: QueryState, entries: Iterable[tuple[str, int, StateEntry]], margin_ms: int) -> None:
-        super().__init__(state, entries, margin_ms)
+    def __init__(self, state: QueryState, entries: Iterable[tuple[str, int, StateEntry]], margin: AnswerMargin) -> None:
+        super().__init__(state, entries, margin)
         self._extents: dict[int, Extent] = {}
         for start in self.slices.open:
             self._update_extent(start)

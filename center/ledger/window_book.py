@@ -24,6 +24,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any
 
+from center.budgets.processing_delay import AnswerMargin
 from center.ledger.answer_work import AnswerWork
 from center.ledger.deadlines import Deadlines
 from center.ledger.events import Emission, FrameSummary, refusal
@@ -48,7 +49,7 @@ class WindowBook(Frontiers, ABC):
     """The windows of one query. `Ledger` calls its methods and provides its transactions.
 
     Args:
-        margin_ms: see `Ledger`.
+        margin: see `Ledger`.
 
     Attributes:
         windows: windows that have data or an answer and are not final, by start.
@@ -57,13 +58,9 @@ class WindowBook(Frontiers, ABC):
         stored: the numbers of edges, and the state in the store. It is replaced when the state was loaded.
     """
 
-    def __init__(self, state: QueryState, entries: Iterable[tuple[str, int, StateEntry]], margin_ms: int) -> None:
+    def __init__(self, state: QueryState, entries: Iterable[tuple[str, int, StateEntry]], margin: AnswerMargin) -> None:
         super().__init__(state)
-        budget = self._spec.staleness_budget
-        # Wall time from a window's end until the window is due; None if it is due when all edges have closed it.
-        self._due_after_ms: int | None = None
-        if budget is not None:
-            self._due_after_ms = budget.staleness_ms - min(margin_ms, budget.staleness_ms // 2)
+        self._margin = margin
         self.windows: StateTable[WindowState] = StateTable()
         self.slices = ReportedSlices(self._spec)
         for _, start, entry in entries:
@@ -87,6 +84,12 @@ class WindowBook(Frontiers, ABC):
         self._writing: QueryState | None = None
         self._state_before: QueryState | None = None
         self._open_from_ms = MIN_TIME_MS
+
+    @property
+    def _due_after_ms(self) -> int | None:
+        """Wall time from a window's end until the window is due; None if it is due when all edges have closed it."""
+        budget = self._spec.staleness_budget
+        return None if budget is None else budget.staleness_ms - self._margin.of(budget.staleness_ms)
 
     # Borders
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from center.budgets import BudgetAllocator, Grant, error_limits
-from center.budgets.processing_delay import ProcessingDelays
+from center.budgets.processing_delay import AnswerMargin, ProcessingDelays
 from center.config import GatewaySection
 from center.ingest.gateway import GatewayBounds
 from center.ingest.validation import read_budget_report
@@ -24,7 +24,6 @@ from sim.wire.connection import Call
 
 LIMITS = GatewaySection()
 CLOCK_LEAD_MS = 1_000
-MARGIN_MS = 200
 """An early answer is given this long before it is due."""
 
 
@@ -82,7 +81,7 @@ class WireCenter:
         self._allocator = BudgetAllocator(*error_limits(query))
         self._allocator.set_members(frozenset(self._edges), {})
         self._sent: dict[EdgeId, tuple[Grant | None, int]] = {}
-        self._delays, self._delay_ms = ProcessingDelays(MARGIN_MS), 0
+        self._delays, self._delay_ms = ProcessingDelays(AnswerMargin()), 0
         self._waiting, self._is_busy = _Waiting(), False
 
     def connect(self, number: int, call: Call) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
+from center.budgets.processing_delay import AnswerMargin
 from center.early import EarlyAnswerEstimator
 from center.ledger import EdgesChanged, Emission, FramesMerged, FrameSummary, Ledger, QueryRegistered, TimeAdvanced
 from center.ledger.early_answers import EarlyAnswerBook
@@ -166,7 +167,7 @@ class World:
 
     query: QuerySpec
     sites: list[Site]
-    ledger: Ledger = field(default_factory=lambda: Ledger(margin_ms=50))
+    ledger: Ledger = field(default_factory=lambda: Ledger(AnswerMargin(50)))
     now_ms: int = BEGIN_MS
     answers: list[Emission] = field(default_factory=list)
     sent: list[tuple[int, int, str, Frame]] = field(default_factory=list)
@@ -217,7 +218,7 @@ class World:
     def restart(self) -> None:
         """Restarts the job from its stored state."""
         state = snapshot(self.ledger, REF)
-        self.ledger = Ledger(margin_ms=50)
+        self.ledger = Ledger(AnswerMargin(50))
         self.ledger.handle(EdgesChanged(self._records()))
         self.ledger.restore(REF, state)
 

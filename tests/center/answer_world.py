@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from center.budgets.processing_delay import AnswerMargin
 from center.ledger import EdgesChanged, Emission, FramesMerged, FrameSummary, Ledger, QueryRegistered
 from center.results import AnswerRecord
 from center.serving.measures import NO_QUESTIONS, MeasureQuestions
@@ -94,7 +95,7 @@ class World:
 
     def record_of(self, bodies_by_edge: Sequence[Sequence[FrameBody]], step_ms: int = 0) -> AnswerRecord:
         """The answer to the window that starts at 0, after these frames of each edge, one every `step_ms`."""
-        ledger = Ledger(margin_ms=0)
+        ledger = Ledger(AnswerMargin(0))
         names = [EdgeId(f"e{number}") for number in range(self.edges)]
         ledger.handle(EdgesChanged(tuple(map(self._edge_record, names))))
         ledger.handle(QueryRegistered(RegisteredQuery(REF, self.spec, 0, None)))

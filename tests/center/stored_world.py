@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from center.budgets.processing_delay import AnswerMargin
 from center.ledger import EdgesChanged, Ledger, QueryRegistered
 from center.results import ResultStore
 from center.storage.delta_segments import Delta
@@ -49,7 +50,7 @@ class Stored(World):
         """Restarts the job from its result store."""
         self.store.close()
         self.open(path)
-        self.ledger = Ledger(margin_ms=50)
+        self.ledger = Ledger(AnswerMargin(50))
         self.store.load_ledger(self.ledger)
         self.store.tick(self.ledger, [EdgesChanged(tuple(record_of(s.name) for s in self.sites))], self.now_ms)
 
@@ -63,11 +64,11 @@ def stored(
     world = Stored(
         query,
         [Site.make(f"e{i}", i, seconds, exponential(80.0), rate=rate, **more) for i in range(2)],
-        Ledger(margin_ms=50),
+        Ledger(AnswerMargin(50)),
         step_ms=FINE_MS,
     )
     world.open(path)
-    world.ledger = Ledger(margin_ms=50)
+    world.ledger = Ledger(AnswerMargin(50))
     events = [
         EdgesChanged(tuple(record_of(s.name) for s in world.sites)),
         QueryRegistered(RegisteredQuery(REF, query, BEGIN_MS - 1, None)),

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 import edge.agent
+from center.budgets.processing_delay import AnswerMargin
 from center.catalog import Catalog
 from center.config import CenterConfig
 from center.ingest.gateway import Gateway, GatewayBounds
@@ -346,7 +347,7 @@ class JobProgram:
         self.store = ResultStore(
             f"sqlite:///{directory}/results.db", costly_ms=process.rng.choice((0.0, COSTLY_MS)), segments=segments
         )
-        metrics, self.ledger = JobMetrics(), Ledger(margin_ms=50)
+        metrics, self.ledger = JobMetrics(), Ledger(AnswerMargin(50))
         self.store.load_ledger(self.ledger)
         self._writer = LedgerWriter(self.ledger, self.store, self.catalog, metrics, now_ms=process.now_ms)
         applier = ObservedApplier(

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from center.budgets.processing_delay import AnswerMargin
 from center.ledger import EdgesChanged, Ledger, early_answers, pack_state
 from center.ledger.state import EstimatorLogEntry
 from edge.core import Configured, EdgeCore, SamplingSet, StreamSpec
@@ -151,7 +152,7 @@ def test_the_state_written_per_transaction_restores_the_estimator(
 
     other.ledger.handle = written  # type: ignore[method-assign]
     other.run(5)
-    ledger = Ledger(margin_ms=50)
+    ledger = Ledger(AnswerMargin(50))
     ledger.handle(EdgesChanged(tuple(record_of(s.name) for s in other.sites)))
     assert (("estimator", early_answers.SNAPSHOT) in parts) == (compact_bytes < 1 << 18)
     head = heads.get("q") or other.ledger.book(REF).state.to_state()

@@ -54,6 +54,25 @@ def test_an_answer_that_is_due_needs_no_data(world: Any, writer: LedgerWriter) -
     assert world.store.latest(ref) is not None
 
 
+def test_answers_that_take_long_to_write_are_given_earlier(world: Any, writer: LedgerWriter) -> None:
+    world.catalog.queries.register(staleness_spec("q"), world.now)
+    writer.advance()
+    begun = writer.margin.ms
+    write = world.store.tick
+
+    def slow(*arguments: Any) -> list[Emission]:
+        emissions: list[Emission] = write(*arguments)
+        world.now += 700
+        return emissions
+
+    world.store.tick = slow
+    for _ in range(5):
+        world.now += 1_000
+        writer.advance()
+
+    assert writer.margin.ms >= 700 > begun
+
+
 def test_the_catalogs_news_are_taken_in_once(world: Any, writer: LedgerWriter) -> None:
     world.register("a")
     version, events = writer.pending()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from center.budgets.processing_delay import AnswerMargin
 from center.ledger import EdgesChanged, Emission, FramesMerged, FrameSummary, Ledger, QueryRegistered, TimeAdvanced
 from edgewater.base.streams import MAX_TIME_MS, MIN_TIME_MS, EdgeId
 from edgewater.model.registered_query import RegisteredQuery
@@ -21,7 +22,7 @@ class Versions:
     """A ledger with both versions of a query. The second one begins at `border`."""
 
     def __init__(self, border: int, *edges: str, new: dict[str, Any] | None = None, **old: Any) -> None:
-        self.ledger = Ledger(margin_ms=0)
+        self.ledger = Ledger(AnswerMargin(0))
         self.position = 0
         self.old = RegisteredQuery(OLD, spec(**old), 0, None, WindowRange(until_ms=border))
         self.new = RegisteredQuery(NEW, spec(**(old if new is None else new)), 0, None, WindowRange(border))
@@ -127,7 +128,7 @@ def test_a_version_of_which_no_edge_is_left_ends_by_the_clock() -> None:
 def test_borders_are_part_of_the_stored_state() -> None:
     center = Versions(2 * MINUTE, "a")
     center.change()
-    again = Ledger(margin_ms=0)
+    again = Ledger(AnswerMargin(0))
     again.load({ref: snapshot(center.ledger, ref) for ref in (OLD, NEW)})
     assert [again.book(ref).state.query.windows for ref in (OLD, NEW)] == [center.old.windows, center.new.windows]
 

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from center.budgets.processing_delay import AnswerMargin
 from center.ledger import EdgesChanged, FramesMerged, FrameSummary, Ledger, QueryRegistered, TimeAdvanced
 from edge.core import Ingested, SourceEnded, StreamSpec
 from edgewater.answers import Phase
@@ -45,7 +46,7 @@ def test_days_of_23_and_25_hours_are_answered_with_the_records_of_the_day(month:
     spec, rng = daily(), np.random.default_rng(month)
     begin, end = midnight(month, day), midnight(month, day + 5)
     truth: defaultdict[str, int] = defaultdict(int)
-    ledger, position, answers = Ledger(margin_ms=0), 0, []
+    ledger, position, answers = Ledger(AnswerMargin(0)), 0, []
     partials: defaultdict[int, list[bytes]] = defaultdict(list)
     ledger.handle(EdgesChanged(tuple(edge_record(f"e{n}") for n in range(edges))))
     ledger.handle(QueryRegistered(RegisteredQuery(REF, spec, begin, None)))

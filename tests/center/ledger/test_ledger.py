@@ -7,6 +7,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
+from center.budgets.processing_delay import AnswerMargin
 from center.ledger import (
     AT_ONCE_MS,
     ClockStepped,
@@ -59,7 +60,7 @@ class Center:
     def __init__(
         self, *edges: str, clock: StreamClock = LIVE, registered_at_ms: int = REGISTERED_AT_MS, **query: object
     ):
-        self.ledger = Ledger(margin_ms=MARGIN_MS)
+        self.ledger = Ledger(AnswerMargin(MARGIN_MS))
         self.clock = clock
         self.edges = {name: edge_record(name, clock=clock) for name in edges}
         self.position = 0
@@ -380,7 +381,7 @@ def test_a_complete_window_is_answered_again_when_an_edge_that_joined_later_has_
     center.joins("b")
     (lacking,) = center.says("b", 0, touched=(0,), now_ms=MINUTE)
     assert lacking.phase is Phase.COMPLETE and missing(lacking) == ("b",)
-    restored = Ledger(margin_ms=MARGIN_MS)
+    restored = Ledger(AnswerMargin(MARGIN_MS))
     restored.restore(REF, snapshot(center.ledger, REF))
     restored.handle(EdgesChanged(tuple(center.edges.values())))
     for ledger in (center.ledger, restored):
@@ -519,7 +520,7 @@ def test_revisions_of_a_window_count_up_by_one_and_phases_never_go_back() -> Non
 def reload(center: Center) -> None:
     """The job starts again."""
     state = snapshot(center.ledger, REF)
-    center.ledger = Ledger(margin_ms=MARGIN_MS)
+    center.ledger = Ledger(AnswerMargin(MARGIN_MS))
     center.ledger.restore(REF, state)
     center.ledger.handle(EdgesChanged(tuple(center.edges.values())))
 

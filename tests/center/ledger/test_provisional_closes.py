@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from center.budgets.processing_delay import AnswerMargin
 from center.ledger import EdgesChanged, Emission, Ledger, TimeAdvanced
 from center.ledger.slices import ReportedSlices
 from center.ledger.state import EdgeIncarnation, SliceState
@@ -108,7 +109,7 @@ def test_a_restarted_center_keeps_provisional_closes() -> None:
     center = site()
     center.says("a", MINUTE, close(0, 3), now_ms=MINUTE)
     center.says("b", MINUTE - 1, provisional(0, 9, 4), now_ms=MINUTE)
-    again = Ledger(margin_ms=MARGIN_MS)
+    again = Ledger(AnswerMargin(MARGIN_MS))
     again.handle(EdgesChanged(tuple(center.edges.values())))
     again.load({REF: snapshot(center.ledger, REF)})
     answer = only(again.handle(TimeAdvanced(DUE_MS)))

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from center.budgets.processing_delay import AnswerMargin
 from center.ledger import EdgesChanged, Emission, FramesMerged, FrameSummary, Ledger, QueryRegistered
 from center.results import AnswerRecord
 from center.serving.render import evaluated
@@ -89,7 +90,7 @@ class LateWorld:
         self._core = EdgeCore({"s": StreamSpec(COLUMNS, LIVE, DISORDER_MS)})
         self._core.handle(SourcesOpened((("s", "file"),)))
         self._core.handle(Configured(((REF, spec),)))
-        self._ledger = Ledger(margin_ms=0)
+        self._ledger = Ledger(AnswerMargin(0))
         self._ledger.handle(EdgesChanged((_edge_record(),)))
         self._ledger.handle(QueryRegistered(RegisteredQuery(REF, spec, 0, None)))
         self._merged: dict[int, list[bytes]] = defaultdict(list)
