@@ -20,14 +20,14 @@ REPORT_INTERVAL_MS = 5_000  # limit: writes to the catalog
 MIN_RELATIVE_CHANGE = 0.2
 """A smaller relative change is not reported."""
 MIN_CHANGE_MS = 20  # limit: writes to the catalog
-
-
 LEAST_MARGIN_MS = 200  # measured: bench.compare
 READ_MS = 100  # measured: bench.compare
 """From the end of the transaction until a client of the live stream has the answer, while the machine is busy."""
 MAX_MARGIN_MS = 2_000  # limit: what an outage of the store takes from later budgets
-MARGIN_SAMPLES = 20
-MARGIN_QUANTILE = 0.9
+MARGIN_SAMPLES = 20  # limit: for how many answers a slow time is remembered
+MARGIN_QUANTILE = (
+    0.9  # limit: how many of the answers may come after the end of their budget while a machine gets slower
+)
 
 
 class AnswerMargin:
