@@ -13,13 +13,13 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
 from urllib.parse import quote
 
+import psutil
 import psycopg
 
 from sim.demo.ports import free_port
@@ -122,12 +122,10 @@ class PostgresServer:
     def kill(self) -> None:
         """Ends every process of the server at once, without a checkpoint or a word to its clients, if it runs."""
         # Without a process of its own, and so in `promote`: a fork beside threads of gRPC may crash.
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            pid = int((self._directory / "data" / "postmaster.pid").read_text().split()[0])
-            os.kill(pid, signal.SIGQUIT)
-            while True:
-                os.kill(pid, 0)
-                time.sleep(0.01)
+        with contextlib.suppress(FileNotFoundError, psutil.NoSuchProcess):
+            postmaster = psutil.Process(int((self._directory / "data" / "postmaster.pid").read_text().split()[0]))
+            postmaster.send_signal(signal.SIGQUIT)
+            postmaster.wait(60)
 
     def new_database(self) -> str:
         """URL of what looks like an empty database: a schema, which costs a millisecond."""

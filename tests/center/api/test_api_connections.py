@@ -166,6 +166,12 @@ def test_a_request_with_two_lengths_has_one_response_and_nothing_after_it_is_a_r
         assert refused(url) == {"malformed": 1.0}
 
 
+def received_from(connection: socket.socket) -> bytes:
+    part = connection.recv(1 << 16)
+    assert part, "the connection was closed"
+    return part
+
+
 def wait_until(holds: Callable[[], bool]) -> None:
     end = time.monotonic() + WAIT_S
     while not holds():
@@ -350,12 +356,12 @@ def test_a_request_that_comes_in_one_piece_with_the_end_of_the_handshake_is_answ
                 break
             except ssl.SSLWantReadError:
                 connection.sendall(to_send.read())
-                received.write(connection.recv(1 << 16))
+                received.write(received_from(connection))
         client.write(REQUEST + b"\r\n")
         connection.sendall(to_send.read())
         answer = b""
         while not answer:
-            received.write(connection.recv(1 << 16))
+            received.write(received_from(connection))
             with contextlib.suppress(ssl.SSLWantReadError):  # a session ticket
                 answer = client.read(1 << 16)
         assert answer.startswith(b"HTTP/1.1 200 ")

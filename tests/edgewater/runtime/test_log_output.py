@@ -64,6 +64,7 @@ log.info("after")
         reader = io.BufferedReader(process.stderr)  # type: ignore[type-var]
         read = [reader.readline()]
         while b"left out" not in read[-1]:
+            assert read[-1], "it has ended"
             read.append(reader.readline())
         process.stdin.write(b"x")
         read += reader.readlines()
