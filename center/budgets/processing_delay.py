@@ -25,9 +25,7 @@ READ_MS = 100  # measured: bench.compare
 """From the end of the transaction until a client of the live stream has the answer, while the machine is busy."""
 MAX_MARGIN_MS = 2_000  # limit: what an outage of the store takes from later budgets
 MARGIN_SAMPLES = 20  # limit: for how many answers a slow time is remembered
-MARGIN_QUANTILE = (
-    0.9  # limit: how many of the answers may come after the end of their budget while a machine gets slower
-)
+MARGIN_QUANTILE = 0.9  # limit: how many answers may come late while a machine gets slower
 
 
 class AnswerMargin:

@@ -141,7 +141,7 @@ class LedgerWriter:
             self._await(self._store.take_crowded())
             self._report_refused()
             self._raise_alarms()
-        self._count(emissions, "report")
+            self._count(emissions, "report")
         self._changed.set()
         return emissions
 
