@@ -31,7 +31,7 @@ def rate_of(outcomes):
     return sum(o.processed for o in outcomes) / sum(o.events for o in outcomes)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "scenario", [s if s == "cold-start" else pytest.param(s, marks=pytest.mark.full) for s in SCENARIOS]
 )
@@ -41,6 +41,7 @@ def test_coverage_is_reached_in_every_scenario(scenario):
     assert row["interval_coverage"] is None or row["interval_coverage"] >= LEAST
 
 
+@pytest.mark.nightly
 def test_an_answer_needs_a_fraction_of_the_latency_and_of_the_events():
     (ours, outcomes), slack = run_study(Study(windows=14)), run(windows=14, algorithm="k-slack")
     late = [o.latency_ms for o in outcomes[4:]]
@@ -50,6 +51,7 @@ def test_an_answer_needs_a_fraction_of_the_latency_and_of_the_events():
     assert slack["sampling_rate"] > 0.999, "it misses only events with a longer delay than any before"
 
 
+@pytest.mark.nightly
 def test_late_events_with_other_values_are_compensated():
     naive, ours = (
         run(scenario="correlated-value", measure="sum", algorithm="aion", windows=12),
@@ -67,6 +69,7 @@ def test_without_sampling_all_events_are_processed_and_errors_are_smaller():
     assert every["contract_met"] == 1
 
 
+@pytest.mark.nightly
 def test_a_staleness_budget_is_met_and_a_missed_accuracy_is_stated():
     row = run(measure="count", error=0.001, latest_ms=100, windows=12)
     assert row["latency_ms_p99"] <= 100 + 1e-6
