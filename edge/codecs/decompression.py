@@ -95,12 +95,13 @@ class OpenFile:
         self._stream: Any = self._open_stream()
 
     def _open_stream(self) -> Any:
+        handle: Any = _Handle(self._fd)
         if self.codec is None:
-            return _Handle(self._fd)
+            return handle
         os.lseek(self._fd, 0, os.SEEK_SET)
         if self.codec == "gzip":
-            return gzip.GzipFile(fileobj=_Handle(self._fd), mode="rb")  # Arrow takes zeros after a member for damage
-        return pa.CompressedInputStream(pa.PythonFile(_Handle(self._fd), "r"), self.codec)
+            return gzip.GzipFile(fileobj=handle, mode="rb")  # Arrow takes zeros after a member for damage
+        return pa.CompressedInputStream(pa.PythonFile(handle, "r"), self.codec)
 
     def fileno(self) -> int:
         return self._fd
