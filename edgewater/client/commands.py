@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import math
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +18,7 @@ import click
 import yaml
 from click.core import ParameterSource
 
-from edgewater.base.errors import EdgewaterError, InvalidRequest, plain
+from edgewater.base.errors import EdgewaterError, InvalidRequest, NotFound, did_you_mean, plain
 from edgewater.client.answers import Answer, Gap, Progress
 from edgewater.client.center import Center, Query
 from edgewater.client.interval import Interval, shown
@@ -53,9 +54,23 @@ def asks_center(command: Command) -> Command:
     @functools.wraps(command)
     def wrapped(url: str | None, ca: str | None, timeout: float, as_json: bool, **kwargs: Any) -> Any:
         with Center(url, ca=ca, timeout=timeout) as center:
-            return command(center, as_json=as_json, **kwargs)
+            try:
+                return command(center, as_json=as_json, **kwargs)
+            except NotFound as exc:
+                raise NotFound(f"{exc}{_meant(center, str(exc))}") from exc
 
     return wrapped
+
+
+def _meant(center: Center, missing: str) -> str:
+    """Returns ``, did you mean flights?`` for the name in an error, among the names that the caller may read."""
+    named = re.search(r"\b(query|table|edge|sink) (\w[\w.-]*)", missing)
+    if named is None:
+        return ""
+    kind = {"query": "queries"}.get(named[1], f"{named[1]}s")
+    with contextlib.suppress(EdgewaterError):  # a list may need another role
+        return did_you_mean(named[2], [each.get("name") or each["edge"] for each in center.get(f"/v1/{kind}")[kind]])
+    return ""
 
 
 def selects(command: Command) -> Command:
@@ -635,8 +650,6 @@ def _cells(answer: Answer, name: str) -> list[str]:
 
 
 def latest_or_none(found: Query) -> Answer | None:
-    from edgewater.base.errors import NotFound
-
     try:
         return found.latest()
     except NotFound:
