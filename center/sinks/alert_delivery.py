@@ -70,8 +70,8 @@ class Outbox:
         delivered, refused: numbers of notices that the target has accepted, and of notices that it has refused
             permanently.
         dropped: number of notices that lost alerts because too many waited.
-        problem: why the last attempt failed; empty if it did not fail and no end is refused.
-        refusal: why the target has refused the last end of an alert.
+        problem: why the last attempt failed; empty if it did not fail and no alert is refused.
+        refusal: why the target has refused the last alert that it refused.
     """
 
     name: str
@@ -193,7 +193,7 @@ class Outbox:
         if failure is None:
             self._tries = self._next_ms = 0
             self._delivered(notice)
-            self.problem = f"ends of alerts are refused: {self.refusal}" if self.ends else ""
+            self.problem = f"alerts are refused: {self.refusal}" if self.refusal and (self.ends or self.untold) else ""
             return
         # Other exceptions may quote a secret, such as a header that is not ASCII.
         reason = failure.message if isinstance(failure, DeliveryFailed) else type(failure).__name__
@@ -231,12 +231,12 @@ class Outbox:
         if is_new:
             self.refused += 1
             log.warning("%s: the target refuses notice %s permanently", self.name, notice["id"])
+        self.refusal = reason
         if is_new and alerts[0]["status"] == "firing":
             self._drop_starts(0)
             return
         queue[:] = [n for n in queue if n["id"] != notice["id"]]
         if alerts[0]["status"] == "resolved":
-            self.refusal = reason
             labels = alerts[0]["labels"]
             if is_new and not any(a["labels"] == labels for n in self.waiting for a in n["alerts"]):
                 self.ends.append(notice)

@@ -458,7 +458,7 @@ def _outcome(
     if row is not None and verdicts.fails[row]:
         return Outcome.FAILS
     has_value = row is not None and bool(read) and not any(np.isnan(e.value[row]) for e in read.values())
-    if rule.on_missing == "evaluate-others":
+    if rule.on_missing == "evaluate-others" and len(facts.lacking) < facts.expected:
         facts = facts.without(Cause.MISSING, Cause.LEFT)
     if not has_value and not facts.lacks_records:
         return Outcome.NO_VALUE

@@ -31,7 +31,7 @@ from typing_extensions import TypedDict  # pydantic accepts this one in Python 3
 from edgewater.base.errors import EdgewaterError
 from edgewater.base.timestamps import rfc3339
 from edgewater.model.json_types import Document
-from edgewater.model.key_texts import label_names
+from edgewater.model.key_texts import with_label_names
 from edgewater.runtime.configuration import ProxyUrl, Secret, Section, refusal
 from edgewater.runtime.http_exchange import ExchangeFailed, Reply, post, way_of
 
@@ -217,8 +217,10 @@ class Alertmanager:
         now_ms = _time_of(self._post([]))
         body: list[Document] = [
             {
-                "labels": dict(zip(label_names(list(alert["labels"])), alert["labels"].values(), strict=True)),
-                "annotations": {"since": alert["since"], "fired_at": alert["starts_at"], **alert["annotations"]},
+                "labels": with_label_names(alert["labels"]),
+                "annotations": with_label_names(
+                    {"since": alert["since"], "fired_at": alert["starts_at"] or "", **alert["annotations"]}
+                ),
                 # An Alertmanager that has the alert keeps its earlier start.
                 "startsAt": rfc3339(now_ms),
                 "endsAt": rfc3339(now_ms + (ENDS_AFTER_MS if alert["status"] == "firing" else 0)),

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from edge.codecs.csv_codec import check_columns
 from edge.codecs.event_time import cast_or_null, described, extract_event_times, reject
-from edge.codecs.lenient import lenient_parse, without_words
+from edge.codecs.lenient import CONVERTED, lenient_parse, without_words
 from edge.codecs.schema import RecordSchema
 from edge.records import Decoded, RejectionReason, Rejections
 from edgewater.base.errors import InvalidRecord
@@ -33,8 +33,7 @@ def check_schema(input_schema: pa.Schema, schema: RecordSchema, where: str) -> N
     check_columns(needed_columns(schema), list(input_schema.names), where)
     for name, declared in schema.columns.items():
         actual = _decoded_type(input_schema.field(name).type)
-        converts = name in schema.lenient and (is_text(actual) or (is_text(declared) and _is_scalar(actual)))
-        if not (_widens(actual, declared) or converts):
+        if not (_widens(actual, declared) or (name in schema.lenient and _converts(actual, declared))):
             raise InvalidRecord(f"{where}: column {name}", type_name(actual), f"{type_name(declared)}, as declared")
     time = schema.time
     if time.time_of_day is not None:
@@ -75,6 +74,8 @@ def convert(batch: pa.RecordBatch, schema: RecordSchema, arrival_ms: int) -> Dec
             columns[name] = lenient_parse(column, name, schema)
         else:
             columns[name] = _widen(column, declared)
+            if name in schema.lenient and not _widens(column.type, declared):
+                CONVERTED.labels(name).inc(len(column) - columns[name].null_count)
         lost = columns[name].null_count - column.null_count
         if lost:
             bad = pc.and_(columns[name].is_null(), column.is_valid()).to_numpy(zero_copy_only=False) & keep
@@ -137,11 +138,23 @@ def _widens(actual: pa.DataType, declared: pa.DataType) -> bool:
     return bool(types.is_integer(actual) or types.is_floating(actual) or types.is_decimal(actual))
 
 
+def _converts(actual: pa.DataType, declared: pa.DataType) -> bool:
+    """Returns whether a lenient column may have another type: a column of integers with nulls is often float64."""
+    types = pa.types
+    if types.is_boolean(declared):
+        return is_text(actual) or bool(types.is_integer(actual))
+    if types.is_string(declared):
+        return is_text(actual) or _is_scalar(actual)
+    return is_text(actual) or bool(types.is_floating(actual) or types.is_decimal(actual))
+
+
 def _widen(column: pa.Array, declared: pa.DataType) -> pa.Array:
     if column.type == declared:
         return column
     if pa.types.is_floating(declared):
         return column.cast(declared, safe=False)  # rounds an integer above 2^53
+    if pa.types.is_boolean(declared):
+        column = pc.if_else(pc.is_in(column, pa.array([0, 1], column.type)), column, None)
     return cast_or_null(column, declared)
 
 

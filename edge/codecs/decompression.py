@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import weakref
 import zlib
@@ -25,6 +26,8 @@ Digest = tuple[int, int]
 restart.
 """
 NO_BYTES: Digest = (0, 0)  # format: no range
+_DAMAGED = OSError, EOFError, zlib.error
+"""What a decompressor raises: of Arrow, or of the gzip module."""
 
 
 def extended(digest: Digest, data: bytes) -> Digest:
@@ -92,10 +95,13 @@ class OpenFile:
         self._stream: Any = self._open_stream()
 
     def _open_stream(self) -> Any:
+        handle: Any = _Handle(self._fd)
         if self.codec is None:
-            return _Handle(self._fd)
+            return handle
         os.lseek(self._fd, 0, os.SEEK_SET)
-        return pa.CompressedInputStream(pa.PythonFile(_Handle(self._fd), "r"), self.codec)
+        if self.codec == "gzip":
+            return gzip.GzipFile(fileobj=handle, mode="rb")  # Arrow takes zeros after a member for damage
+        return pa.CompressedInputStream(pa.PythonFile(handle, "r"), self.codec)
 
     def fileno(self) -> int:
         return self._fd
@@ -144,8 +150,8 @@ class OpenFile:
             return self._advance(self._read_plain(size))
         try:
             return self._advance(self._stream.read(size))
-        except OSError as exc:
-            return self._advance(self._recover(size, str(exc)))
+        except _DAMAGED as exc:
+            return self._advance(self._recover(size, exc))
 
     def _read_plain(self, size: int) -> bytes:
         """Reads the next bytes together with the bytes before them.
@@ -170,9 +176,9 @@ class OpenFile:
             self._read_plain(0)
         return self.overwritten
 
-    def _recover(self, size: int, error: str) -> bytes:
-        """Returns the bytes before the damage. It reads again in small steps, because Arrow returns nothing from a
-        failed read.
+    def _recover(self, size: int, error: Exception) -> bytes:
+        """Returns the bytes before the damage. It reads again in small steps, because a failed read returns
+        nothing.
         """
         good = b""
         for step in (4096, 1):
@@ -183,12 +189,12 @@ class OpenFile:
             try:
                 while len(good) < size and (piece := self._stream.read(min(step, size - len(good)))):
                     good += piece
-            except OSError:
+            except _DAMAGED:
                 continue
-        truncated = "truncated" in error.lower()
+        truncated = isinstance(error, EOFError) or "truncated" in str(error).lower()
         self.damage = Damage(
             RejectionReason.TRUNCATED if truncated else RejectionReason.CORRUPT,
             os.lseek(self._fd, 0, os.SEEK_CUR),
-            error,
+            str(error),
         )
         return good

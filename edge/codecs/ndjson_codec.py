@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from types import ModuleType
 from typing import Any
 
@@ -24,6 +25,8 @@ from edgewater.base.streams import type_name
 
 _LEAD = b"{}\n"
 _EXAMPLES = {"string": '"JFK"', "int64": "42", "float64": "4.2", "bool": "true"}
+_NAMED = re.compile(rb"[:,\[\s]-?Inf\b|-NaN\b")
+"""Names of numbers that only Arrow reads."""
 
 
 @functools.cache
@@ -124,6 +127,8 @@ class NdjsonCodec:
         except UnicodeDecodeError as exc:
             return RejectionReason.MALFORMED, f"not UTF-8 at byte {exc.start}; expected JSON in UTF-8"
         except json.JSONDecodeError as exc:
+            if _NAMED.search(line):
+                return None  # Arrow decides, as in a block without faults
             return (
                 RejectionReason.MALFORMED,
                 f"not JSON: {exc.msg} at character {exc.pos}; expected one JSON object per line",

@@ -6,6 +6,8 @@ read between small pieces of work.
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import io
 import json
 import re
@@ -107,8 +109,8 @@ def decode_body(body: Body, kind: str, schema: RecordSchema, where: str, text: T
     if kind == "arrow":
         return _decode_arrow(body, schema, where)
     plain = body.plain
-    if kind == "ndjson" and plain.lstrip()[:1] == b"[":
-        plain = _elements(plain, body.check)
+    if kind == "ndjson":
+        plain = _lines(plain, body.check)
     if kind != "text" or text is None:
         text = TextFormat("csv" if kind == "csv" else "ndjson", schema)
     lines = LineStream(io.BytesIO(plain), text, where, body.check)
@@ -120,6 +122,21 @@ def decode_body(body: Body, kind: str, schema: RecordSchema, where: str, text: T
         if size > MAX_EXPANSION * body.limit_bytes:
             raise BodyTooLarge
     return concat(blocks, schema) if blocks else Decoded(schema.empty())
+
+
+def _lines(body: bytes, check: Callable[[], None]) -> bytes:
+    """Returns the records of a JSON array, or one object that is indented over several lines, as lines.
+
+    Another body is returned as it is. Raises InvalidRecord if the body begins as an array and is none.
+    """
+    text = body.removeprefix(codecs.BOM_UTF8).strip()
+    if text[:1] == b"[":
+        return _elements(text, check)
+    if text[:1] == b"{" and text[1:].lstrip(b" \t\r")[:1] == b"\n":
+        with contextlib.suppress(ValueError, RecursionError):
+            json.loads(text)
+            return text.replace(b"\n", b" ")  # JSON has no line feeds in texts
+    return body
 
 
 def _elements(body: bytes, check: Callable[[], None]) -> bytes:

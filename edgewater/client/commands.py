@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import math
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +18,7 @@ import click
 import yaml
 from click.core import ParameterSource
 
-from edgewater.base.errors import EdgewaterError, InvalidRequest, plain
+from edgewater.base.errors import EdgewaterError, InvalidRequest, NotFound, did_you_mean, plain
 from edgewater.client.answers import Answer, Gap, Progress
 from edgewater.client.center import Center, Query
 from edgewater.client.interval import Interval, shown
@@ -39,6 +40,7 @@ from edgewater.model.replies import (
 from edgewater.runtime.terminal import print_table
 
 Command = Callable[..., Any]
+FIRST_ITEMS = 3  # limit: items of a list in a row of a table
 
 
 def asks_center(command: Command) -> Command:
@@ -53,9 +55,23 @@ def asks_center(command: Command) -> Command:
     @functools.wraps(command)
     def wrapped(url: str | None, ca: str | None, timeout: float, as_json: bool, **kwargs: Any) -> Any:
         with Center(url, ca=ca, timeout=timeout) as center:
-            return command(center, as_json=as_json, **kwargs)
+            try:
+                return command(center, as_json=as_json, **kwargs)
+            except NotFound as exc:
+                raise NotFound(f"{exc}{_meant(center, str(exc))}") from exc
 
     return wrapped
+
+
+def _meant(center: Center, missing: str) -> str:
+    """Returns ``, did you mean flights?`` for the name in an error, among the names that the caller may read."""
+    named = re.search(r"\b(query|table|edge|sink) (\w[\w.-]*)", missing)
+    if named is None:
+        return ""
+    kind = {"query": "queries"}.get(named[1], f"{named[1]}s")
+    with contextlib.suppress(EdgewaterError):  # a list may need another role
+        return did_you_mean(named[2], [each.get("name") or each["edge"] for each in center.get(f"/v1/{kind}")[kind]])
+    return ""
 
 
 def selects(command: Command) -> Command:
@@ -282,11 +298,17 @@ def query_ls(center: Center, as_json: bool) -> None:
     print_list(as_json, "queries", [q.registered for q in center.queries()], head, row, empty="no query is registered")
 
 
+_WHOLE = click.option(
+    "--all", "whole", is_flag=True, help="Print whole lists, such as all items of top_k, below each table."
+)
+
+
 @query.command("show")
 @click.argument("name")
+@_WHOLE
 @asks_center
 @selects
-def query_show(center: Center, name: str, questions: Asked, as_json: bool) -> None:
+def query_show(center: Center, name: str, questions: Asked, whole: bool, as_json: bool) -> None:
     """Show the query NAME: whether it has answers, what it waits for, its edges, and its latest answer."""
     found = center.query(name)
     status, detail = found.status(), found.detail()
@@ -309,7 +331,7 @@ def query_show(center: Center, name: str, questions: Asked, as_json: bool) -> No
     _print_forecast(detail.get("forecast"))
     if latest is not None:
         click.echo()
-        print_answer(latest)
+        print_answer(latest, whole)
 
 
 @query.command("windows")
@@ -318,6 +340,7 @@ def query_show(center: Center, name: str, questions: Asked, as_json: bool) -> No
 @click.option("--end", help="Only windows that start before this time.")
 @click.option("--every", metavar="INTERVAL", help="Merge the windows of each 1h, day, week, month, quarter or year.")
 @click.option("--zone", help="Time zone of days and longer units, such as Europe/Berlin.")
+@_WHOLE
 @asks_center
 @selects
 def query_windows(
@@ -328,6 +351,7 @@ def query_windows(
     every: str | None,
     zone: str | None,
     questions: Asked,
+    whole: bool,
     as_json: bool,
 ) -> None:
     """Print the answers of the query NAME to a range of windows. With --every, the windows of each interval are merged.
@@ -340,7 +364,7 @@ def query_windows(
         if as_json:
             print_json(_as_json(answer))
         else:
-            print_answer(answer)
+            print_answer(answer, whole)
             click.echo()
 
 
@@ -599,8 +623,8 @@ def _plain(value: Any, is_key: bool) -> Any:
     return {n: _plain(v, n == "item") for n, v in value.items()} if isinstance(value, dict) else value
 
 
-def print_answer(answer: Answer) -> None:
-    """Prints the state of an answer, and a row per group."""
+def print_answer(answer: Answer, whole: bool = False) -> None:
+    """Prints the state of an answer, and a row per group. If `whole`, all items of lists follow, a row per item."""
     click.echo(plain(summary(answer)))
     columns = [(name, cells) for name in answer.measures if (cells := _cells(answer, name)) is not None]
     rows = [
@@ -610,6 +634,10 @@ def print_answer(answer: Answer) -> None:
     print_table((*answer.group_by, *(name for name, _ in columns)), rows, empty=empty)
     for name, total in answer.total.items() if answer.group_by else ():
         click.echo(plain(f"all groups: {name} {total}{_in_no_group(total, answer.rest.get(name))}"))
+    for name in filter(lambda name: whole and _is_list(answer, name), answer.measures):
+        lists = zip(answer.groups, answer[name].values, strict=True)
+        items = [(*map(key_text, group.values()), _shown(each)) for group, values in lists for each in values or ()]
+        print_table((*answer.group_by, name), items, empty=f"no {name}")
 
 
 def _in_no_group(total: Interval, rest: float | None) -> str:
@@ -631,12 +659,25 @@ def _cells(answer: Answer, name: str) -> list[str]:
     try:
         return [str(i) for i in answer[name].intervals]
     except InvalidRequest:
-        return [json.dumps(v, default=str, ensure_ascii=False)[:60] for v in answer[name].values]
+        return [_shown(value) for value in answer[name].values]
+
+
+def _is_list(answer: Answer, name: str) -> bool:
+    return any(isinstance(value, list) for value in answer[name].values)
+
+
+def _shown(value: object) -> str:
+    """Returns the text of a number, of an item with its interval, or of the first items of a list."""
+    if isinstance(value, list):
+        more = f", and {len(value) - FIRST_ITEMS} more (--all)" if len(value) > FIRST_ITEMS else ""
+        return ", ".join(map(_shown, value[:FIRST_ITEMS])) + more
+    if isinstance(value, dict) and "estimate" in value:
+        label = key_text(value["item"]) if "item" in value else f"{_shown(value['from'])} to {_shown(value['to'])}"
+        return f"{label}: {Interval(value['estimate'], value['lower'], value['upper'])}"
+    return shown(value) if isinstance(value, int | float) and not isinstance(value, bool) else key_text(value)
 
 
 def latest_or_none(found: Query) -> Answer | None:
-    from edgewater.base.errors import NotFound
-
     try:
         return found.latest()
     except NotFound:

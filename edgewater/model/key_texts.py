@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 NULL = "null"
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")
@@ -66,3 +66,8 @@ def label_names(columns: Sequence[str], reserved: Collection[str] = ()) -> list[
             name = f"exported_{name}"
         names[column] = name
     return [names[column] for column in columns]
+
+
+def with_label_names(values: Mapping[str, str]) -> dict[str, str]:
+    """Returns labels or annotations under names that Prometheus and an Alertmanager accept: `rate_binomial`."""
+    return dict(zip(label_names(list(values)), values.values(), strict=True))

@@ -23,6 +23,7 @@ from center.sinks.alert_rules import Details
 from center.sinks.alert_states import AlertsState, saved_states
 from edgewater.base.errors import Overspent
 from edgewater.base.timestamps import EARLIEST_MS, LATEST_MS, parse_time
+from edgewater.model.key_texts import with_label_names
 from edgewater.model.registered_query import RegisteredQuery
 from edgewater.model.table_texts import json_text, to_json
 
@@ -168,8 +169,8 @@ def _shown_alerts(request: Request, state: AlertsState) -> list[dict[str, Any]]:
     """Returns the alerts of a sink that the caller may read, in Prometheus' form."""
     return [
         {
-            "labels": alert["labels"],
-            "annotations": alert["annotations"],
+            "labels": with_label_names(alert["labels"]),
+            "annotations": with_label_names(alert["annotations"]),
             "state": alert["status"],
             "activeAt": alert["since"],
             "value": _value(alert["details"]),

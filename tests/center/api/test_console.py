@@ -25,6 +25,7 @@ import pytest
 from center.api.console import ROUTES, SENT
 from center.catalog import Change
 from center.sinks import SinkRunner, SinkStore, read_definition
+from edgewater.base.streams import EdgeId
 from edgewater.base.timestamps import rfc3339
 from edgewater.model.key_texts import key_text
 from edgewater.model.query import QuerySpec
@@ -477,6 +478,30 @@ def test_versions_are_compared_and_an_edge_is_retired_and_reinstated(browser, de
         row.get_by_role("button", name="Reinstate the edge").click()
         row.get_by_role("button", name="Retire", exact=True).wait_for()
         assert t.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@needs_browser
+def test_long_names_fit_a_narrow_screen(browser, desk):
+    desk.connect("jfk")
+    query = desk.register(measures=dict.fromkeys("abcdefgh", "count()"), lateness="9h")
+    desk.report(query, "jfk", T0, {"a_carrier_of_the_north": 3, "UA": 1})
+    desk.beat("jfk", T0 + HOUR)
+    desk.catalog.alarms.add("input-lost", f"edge jfk, source {'/a_long_path' * 9}", EdgeId("jfk"), desk.now)
+    heights = "e => e.getBoundingClientRect().height"
+    with desk.served() as url, tab(browser, url) as t:
+        t.page.set_viewport_size({"width": 390, "height": 800})
+        t.open("/ui/queries/flights")
+        group = t.page.locator("button.link", has_text="a_carrier_of_the_north")
+        assert group.evaluate(heights) < 30, "a name is not broken in its middle"
+        nav = t.page.locator("nav a")
+        assert {nav.nth(k).evaluate("e => e.getClientRects().length") for k in range(nav.count())} == {1}
+        assert t.page.evaluate("document.querySelector('nav').scrollWidth <= innerWidth")
+        t.open("/ui/")
+        alarm = t.page.locator(".alarm li").first
+        assert alarm.evaluate("e => e.scrollWidth <= e.clientWidth")
+        assert t.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        t.open("/ui/edges")
+        assert "behind the first" in t.text("tr[data-edge=jfk] td:nth-of-type(2)")
 
 
 @needs_browser

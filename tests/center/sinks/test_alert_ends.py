@@ -521,6 +521,21 @@ def test_a_sink_with_alerts_becomes_no_sink_of_another_kind_before_they_end(
     assert desk.ask("PUT", "/v1/sinks/pager", json=parquet).status_code == 201
 
 
+def test_a_condition_on_a_column_with_a_point_reaches_an_alertmanager(desk: Desk, paged: Paged) -> None:
+    shares = {"n": "count()", "late": "count(dep_delay)", "share": "late / n"}
+    query = desk.register(lateness="99h", measures=shares)
+    rule = {"alert": "evidence", "query": "flights", "certainly": '"share.binomial" > 0.3', "labels": {"a_b": "1"}}
+    pager = Pager(desk, {"oncall": paged.target}, [rule])
+    desk.report(query, "jfk", T0, {"pointed": 9})
+    pager.run_until(lambda: paged.sent("pointed") or pager.problem)
+    assert pager.problem == ""
+    (alert,) = paged.sent("pointed")
+    assert '"value": 1.0' in alert["annotations"]["share_binomial"]
+    (listed,) = desk.get("/prometheus/api/v1/alerts").json()["data"]["alerts"]
+    assert all(name.isidentifier() for name in (*listed["annotations"], *listed["labels"]))
+    assert "share.binomial" in desk.get("/v1/alerts").json()["alerts"][0]["details"]
+
+
 @pytest.mark.parametrize("on_missing", ["hold", "evaluate-others", "fire"])
 def test_an_alert_outlives_a_cut_edge_as_its_rule_says(tmp_path: Path, paged: Paged, on_missing: str) -> None:
     desk, carrier = Desk(tmp_path), on_missing
@@ -554,3 +569,17 @@ def test_an_alert_outlives_a_cut_edge_as_its_rule_says(tmp_path: Path, paged: Pa
     desk.report(query, "lga", T0 + HOUR, {})
     pager.run_until(lambda: len(paged.sent(carrier)) == 2, 0)
     assert paged.sent(carrier)[1]["status"] == "resolved"
+
+
+@pytest.mark.parametrize("on_missing", ["hold", "evaluate-others", "fire"])
+def test_an_alert_goes_on_while_all_edges_are_cut_off(desk: Desk, receiver: Receiver, on_missing: str) -> None:
+    query = desk.register(budget={"staleness": "1s"}, lateness="99h")
+    rules = [{**RULES[0], "phase": "early", "on_missing": on_missing}]
+    pager = Pager(desk, {"hook": {"webhook": {"url": receiver.url}}}, rules)
+    desk.report(query, "jfk", T0, {"UA": 5})
+    pager.run_until(lambda: receiver.got)
+    desk.now += 2 * HOUR
+    desk.results.tick(desk.ledger, [], desk.now)
+    pager.run()
+    (alert,) = desk.get("/v1/alerts").json()["alerts"]
+    assert (alert["status"], alert["details"]["missing"]) == ("firing", ["jfk"])

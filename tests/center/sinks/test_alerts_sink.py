@@ -239,6 +239,23 @@ def test_a_notice_that_is_refused_for_good_does_not_hold_up_those_behind_it(desk
     assert 'edgewater_alerts_target_up{sink="pager",target="hook"} 1.0' in text
 
 
+def test_the_refused_start_of_an_alert_is_named_until_the_alert_ends(desk: Desk, receiver: Receiver) -> None:
+    query = desk.register(lateness="99h")
+    pager = Pager(desk, {"hook": {"webhook": {"url": receiver.url}}})
+    receiver.status = 422
+    desk.report(query, "jfk", T0, {"UA": 5})
+    pager.run_until(lambda: "422" in pager.problem)
+    receiver.status = 200
+    desk.report(query, "jfk", T0 + HOUR, {"UA": 5, "AA": 5})
+    pager.run_until(lambda: receiver.got)
+    pager.run(2)
+    assert "alerts are refused" in pager.problem and "422" in pager.problem, "nobody has been told of UA"
+    desk.report(query, "jfk", T0 + 2 * HOUR, {"AA": 1})
+    pager.run_until(lambda: len(receiver.got) > 1)
+    pager.run(1)
+    assert pager.problem == ""
+
+
 def test_an_exception_that_may_quote_a_secret_costs_only_its_target_and_is_not_quoted(
     desk: Desk, receiver: Receiver
 ) -> None:

@@ -102,6 +102,28 @@ def test_columns_of_parquet_and_arrow_are_converted() -> None:
     assert [each.reason for each in decoded.rejected] == ["wrong-type"]
 
 
+@pytest.mark.parametrize("integers", [pa.float64(), pa.float32(), pa.decimal128(4, 1)])
+def test_integers_that_a_data_frame_has_as_floats_and_booleans_that_it_has_as_integers(integers: pa.DataType) -> None:
+    """As pandas writes integers with nulls, and MySQL truth values."""
+    batch = pa.record_batch(
+        {
+            "t": [NOW] * 5,
+            "f": [0.5] * 5,
+            "i": pa.array([7.0, None, 2.5, -3.0, 4.0]).cast(integers),
+            "b": pa.array([1, 0, 1, 2, None], pa.int8()),
+            "s": ["x"] * 5,
+        }
+    )
+    with pytest.raises(InvalidRecord):
+        check_schema(batch.schema, STRICT, "x")
+    check_schema(batch.schema, LENIENT, "x")
+    before = CONVERTED.labels("i")._value.get()
+    decoded = convert(batch, LENIENT, NOW)
+    assert values(decoded) == [[0.5, 7, True, "x"], [0.5, None, False, "x"], [0.5, 4, None, "x"]]
+    assert [(each.reason, each.count) for each in decoded.rejected] == [("wrong-type", 2)]
+    assert CONVERTED.labels("i")._value.get() == before + 3
+
+
 MARKED = RecordSchema(
     {"f": pa.float64(), "i": pa.int64(), "s": pa.string()}, EventTime("t"), lenient=frozenset({"f"}), decimal=",",
     nulls={"f": ("NA", "-", "-999"), "i": ("?", "0"), "s": ("-", "")},

@@ -142,6 +142,9 @@ lines = st.one_of(
     objects.map(lambda o: json.dumps(o, ensure_ascii=False).encode("utf-8", "replace")),
     json_values.map(lambda v: json.dumps(v).encode()),
     st.binary(max_size=12).map(lambda b: b.replace(b"\n", b"")),
+    st.sampled_from([b"Inf", b"-Inf", b"-NaN", b"NaN", b"Infinity", b"1e400", b"Infx", b'"-NaN"']).map(
+        lambda number: b'{"t": %d, "delay": %b}' % (NOW, number)
+    ),
 )
 
 

@@ -100,6 +100,25 @@ def test_each_element_of_a_json_array_is_a_record_of_its_own(agent: Agent, ndjso
     assert agent.taken[0][1].batch.column("distance").to_pylist() == [0, 1]
 
 
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_one_indented_object_is_one_record_also_after_the_mark_of_utf_8(agent: Agent, ndjson: Any, mark: str) -> None:
+    record = json.loads(ndjson(3, 4))
+    for body in (
+        json.dumps(record, indent=2),
+        json.dumps(record, indent="\t").replace("\n", "\r\n"),
+        json.dumps([record]),
+    ):
+        response = agent.push((mark + body).encode(), JSON)
+        assert (response.json()["accepted"], response.json()["rejected"]) == (1, [])
+    assert [taken[1].batch.column("distance").to_pylist() for taken in agent.taken] == [[3]] * 3
+
+
+def test_an_object_that_is_cut_off_costs_only_its_lines(agent: Agent, ndjson: Any) -> None:
+    response = agent.push("{\n" + ndjson(0, 2), JSON)
+    assert response.json()["accepted"] == 2
+    assert [each["count"] for each in response.json()["rejected"]] == [1]
+
+
 @pytest.mark.parametrize("body", ["[", "[1", "[1,", "[1,]", "[,]", "[1 2]", "[] x", "[{]", "[" * 100_000])
 def test_a_json_array_that_is_not_whole_is_refused(agent: Agent, body: str) -> None:
     problem(agent.push(body, JSON), 422, "invalid-record")

@@ -86,6 +86,19 @@ def test_a_query_is_added_listed_shown_followed_and_removed(desk, run, tmp_path)
 
 
 @pytest.mark.slow
+def test_a_long_list_has_its_first_items_in_the_table_and_all_of_them_on_request(desk, run):
+    query = desk.register(group_by=[], measures={"top": "top_k(carrier, 5)", "n": "count()"}, lateness="9h")
+    desk.connect("jfk")
+    desk.report(query, "jfk", T0, {"UA": 7, "AA": 5, "DL": 3, "B6": 2, "": 1})
+    with desk.served() as url:
+        short = run(url, "query", "show", "flights").stdout
+        assert re.search(r"UA: 7, AA: 5, DL: 3, and 2 more \(--all\)  18", short), short
+        for command in ("show", "windows"):
+            whole = run(url, "query", command, "flights", "--all").stdout
+            assert re.search(r'top.top *\nUA: 7 *\nAA: 5 *\nDL: 3 *\nB6: 2 *\n"": 1 *\n', whole), whole
+
+
+@pytest.mark.slow
 def test_a_query_is_changed_by_file_and_in_an_editor(desk, run, tmp_path, monkeypatch):
     desk.now = T0
     editor = tmp_path / "editor"
@@ -223,6 +236,7 @@ def test_wrong_names_addresses_and_tokens_are_errors_in_a_line(two_hours, run):
         token = {"EDGEWATER_TOKEN": "right"}
         for arguments, code, message in (
             (("query", "show", "nope"), 1, "query nope is not registered"),
+            (("query", "show", "fligths"), 1, "is not registered, did you mean flights?"),
             (("query", "show", "flights", "--measure", "q"), 2, "expected one of n, miles, delay"),
             (("query", "show", "flights", "--group", "xx"), 2, "column:value"),
             (("query", "tail", "nope"), 1, "nope is not registered"),

@@ -17,17 +17,16 @@ export function Edges({ search }) {
   const marks = edges.flatMap((e) => e.streams.map((s) => s.watermark && Date.parse(s.watermark))).filter(Boolean);
   const newest = marks.length ? Math.max(...marks) : null;
   return html`<main id="main"><h1>Edges</h1><${Problem} error=${problem} />
-    <div class="scroll card flush"><table><thead><tr><th>Edge</th><th>State</th><th>Streams and watermarks</th><th class="n">Behind the first</th><th class="n">Backlog</th><th class="n">Bandwidth</th><th class="n">RTT</th><th class="n">Clock</th><th>Dropped</th><th>Rejected</th></tr></thead>
+    <div class="scroll card flush"><table><thead><tr><th>Edge</th><th>State</th><th>Streams and watermarks</th><th class="n">Backlog</th><th class="n">Bandwidth</th><th class="n">RTT</th><th class="n">Clock</th><th>Dropped</th><th>Rejected</th></tr></thead>
     <tbody>${edges.map((e) => html`<tr key=${e.edge} data-edge=${e.edge}><th scope="row">${e.edge}${Object.keys(e.labels).length > 0 && html`<br /><small class="muted">${f.group(e.labels)}</small>`}${e.release && html`<br /><small class="muted" data-release>${e.release}</small>`}</th>
       <td><${State} kind=${e.state === "up" ? "ok" : e.state === "retired" ? "" : "bad"}>${e.state}<//>${e.state !== "up" && html`<br /><small>since ${f.time(e.last_seen)}</small>`}<br /><${Retire} edge=${e} again=${again} /></td>
-      <td>${e.streams.map((s) => html`<div>${s.name} <b>${s.ended ? "ended" : s.watermark ? f.time(s.watermark) : "no records"}</b> <small>${f.short(s.records)} records, ${s.delivery.join(", ")}</small></div>`)}</td>
-      <td class="n">${e.streams.map((s) => html`<div>${s.watermark && newest ? f.duration(newest - Date.parse(s.watermark)) : "–"}</div>`)}</td>
+      <td>${e.streams.map((s) => html`<div>${s.name} <b>${s.ended ? "ended" : s.watermark ? f.time(s.watermark) : "no records"}</b> <small>${s.watermark && newest ? `${f.duration(newest - Date.parse(s.watermark))} behind the first, ` : ""}${f.short(s.records)} records, ${s.delivery.join(", ")}</small></div>`)}</td>
       <td class="n">${f.bytes(e.backlog_bytes)}</td><td class="n">${e.bandwidth_bytes_s ? `${f.bytes(e.bandwidth_bytes_s)}/s` : "–"}</td><td class="n">${f.duration(e.rtt_ms)}</td>
       <td class=${`n ${Math.abs(e.clock_offset_ms) > 1000 ? "late" : ""}`}>${f.duration(e.clock_offset_ms)}</td>
       <td>${Object.entries(e.drops).filter(([, n]) => n > 0).map(([reason, n]) => html`<div class="late">${reason}: ${f.number(n)}</div>`)}</td>
       <td>${e.streams.flatMap((s) => s.rejected.map((r) => html`<div class="late" title=${`${s.name}, ${r.source}`}>${r.reason}: ${f.number(r.records)} <small>${r.source}</small></div>`))}
         ${e.streams.flatMap((s) => s.null_columns.map((c) => html`<div class="late" title=${`${s.name}, ${c.source}`}>${c.column} is null <small>${c.source}</small></div>`))}</td></tr>`)}
-    ${data && !edges.length && html`<tr><td colspan="10" class="empty">No edge has connected.</td></tr>`}</tbody></table></div>
+    ${data && !edges.length && html`<tr><td colspan="9" class="empty">No edge has connected.</td></tr>`}</tbody></table></div>
     <${Map} edges=${edges} />
     <${Matrix} search=${search} up=${edges.filter((e) => e.state === "up").map((e) => e.edge)} />
     ${streams?.streams.some((s) => s.differing.length) && html`<section class="card alarm"><h2>Columns differ</h2><ul>${streams.streams.flatMap((s) => s.differing).map((t) => html`<li>${t}</li>`)}</ul></section>`}

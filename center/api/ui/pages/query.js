@@ -115,7 +115,7 @@ export function QueryPage({ args: [name], search }) {
         <button disabled=${!series.current.zoom} onClick=${() => zoom(null)}>All</button> <small class="muted">${series.current.zoom ? `${f.time(seconds(series.current.zoom[0]))} … ${f.time(seconds(series.current.zoom[1]))}` : "or drag over the chart"}${series.current.byStart.size >= MOST ? `; the first ${f.number(MOST)} windows of the range` : ""}</small></div>
       <${BandChart} onZoom=${zoom} series=${series.current} label=${`${measure} of ${f.group(group)}, ${series.current.byStart.size} windows`} onPick=${(p) => navigate(opens(p))} />
       <p class="legend"><span>times in UTC</span><span>◇ early</span><span>◼ complete</span><span>● final</span><span class="unknown">? bounds unknown</span>${series.current.open && html`<span class="dashed">dashed: open window${waitsFor(held.current, series.current.open)}</span>`}</p></section>
-    <${PointTable} series=${series.current} href=${opens} text=${choice.every ? "windows" : "explain"} empty=${nothing(series.current, measure, chosen.current)} />
+    <${PointTable} series=${series.current} href=${opens} text=${choice.every ? "windows" : "explain"} empty=${series.current.loaded ? nothing(series.current, measure, chosen.current) : "The windows are being loaded."} />
     ${detail?.versions.length > 1 && html`<${Versions} path=${path} versions=${detail.versions} chosen=${choice.version} choose=${choose} />`}
     ${answer && html`<${Groups} answer=${answer} measures=${measures} choose=${choose} current=${group} writes=${writes} grouped=${detail.spec.group_by?.length > 0} />`}
     ${answer && html`<${Lists} answer=${answer} measures=${measures} />`}
@@ -176,10 +176,10 @@ function opened(series, edges) {
   return marks.some((m) => m >= last.end) || last.phase === "early" ? { start: last.phase === "early" ? last.start : last.end, end: (last.phase === "early" ? last.start : last.end) + size } : null;
 }
 
-/** Whom the open window waits for; if all edges are past it, their frames are on the way or wait for the job. */
+/** Whom the open window waits for; if all edges are past it, their frames are on the way, or it has no records. */
 function waitsFor(edges, open) {
   const behind = edges.filter((e) => !e.ended && (!e.watermark || Date.parse(e.watermark) < open.end));
-  if (!behind.length) return edges.length ? ", all edges are past its end: its frames are on the way to an answer" : "";
+  if (!behind.length) return edges.length ? ", all edges are past its end: it gets an answer if it has records" : "";
   const shown = behind.sort((a, b) => ((a.watermark || "") < (b.watermark || "") ? -1 : 1)).slice(0, 3);
   return `, waits for ${shown.map((e) => (e.watermark ? `${e.edge} (at ${f.time(e.watermark)})` : e.edge)).join(", ")}${behind.length > 3 ? ", …" : ""}`;
 }

@@ -268,6 +268,28 @@ def test_a_truncated_gz_gives_what_is_whole_and_the_source_goes_on(
         assert numbers(chunks[: at + 1]) + numbers(read(world.source("*.gz", format="ndjson"), chunk.end)) == found
 
 
+def test_zeros_that_pad_gzip_data_are_no_damage(world: Any, read: Any, ndjson: Any, numbers: Any) -> None:
+    packed = [gzip.compress(ndjson(k, k + 2).encode()) for k in (0, 2)]
+    world.write("a.ndjson.gz", packed[0] + bytes(70_000) + packed[1] + bytes(512))
+    source = world.source("*.gz", format="ndjson")
+    chunks = read(source)
+    assert numbers(chunks) == [0, 1, 2, 3]
+    assert [rejection for chunk in chunks for rejection in chunk.rejected] == []
+    every_position_gives_the_same_batch(source, chunks)
+
+
+@pytest.mark.parametrize(
+    ("cut", "reason"), [(b"junk", "corrupt"), (b"\0\0junk", "corrupt"), (b"\x1f\x8b\x08", "truncated")]
+)
+def test_what_follows_gzip_data_and_is_none_is_damage(
+    world: Any, read: Any, ndjson: Any, numbers: Any, cut: bytes, reason: str
+) -> None:
+    world.write("a.ndjson.gz", gzip.compress(ndjson(0, 2).encode()) + cut)
+    chunks = read(world.source("*.gz", format="ndjson"))
+    assert numbers(chunks) == [0, 1]
+    assert [rejection.reason for chunk in chunks for rejection in chunk.rejected] == [reason]
+
+
 def test_damage_is_reported_once_also_after_a_restart(world: Any, read: Any, ndjson: Any) -> None:
     world.write("a.ndjson.gz", gzip.compress(ndjson(0, 100).encode())[:-30])
     chunks = read(world.source("*.gz", format="ndjson"))
