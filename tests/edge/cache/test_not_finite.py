@@ -21,19 +21,16 @@ from edge.cache import (
 )
 from edge.cache.forecast import forecast
 from edgewater.model.caching import EVICTIONS, CacheSpec
-from edgewater.model.query import QuerySpec
+from tests.query_specs import query_spec
 
 ODD = [np.nan, np.inf, -np.inf, 1e300]
 
 
 def filled(function: str, values: list[float]) -> SliceEntries:
     """One group per value."""
-    spec = QuerySpec.from_mapping(
-        {
-            "name": "q", "from": "s", "group_by": ["k"], "measures": {"v": f"{function}(x)"},
-            "window": {"tumbling": "1m"}, "budget": {"staleness": "2s"},
-        }
-    )  # fmt: skip
+    spec = query_spec(
+        group_by=["k"], measures={"v": f"{function}(x)"}, window={"tumbling": "1m"}, budget={"staleness": "2s"}
+    )
     entries = SliceEntries.for_query(spec.bind({"k": pa.int64(), "x": pa.float64()}), 0, ["v"])
     rows = len(values)
     keys, times = pa.array(range(rows)), np.zeros(rows, np.int64)

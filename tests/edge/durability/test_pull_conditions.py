@@ -11,15 +11,13 @@ import pyarrow as pa
 from edge.core import Configured, EdgeCore, Ingested, PullEvent, SourcesOpened, StreamSpec
 from edge.durability import DurableCore
 from edgewater.base.streams import TIME_COLUMN
-from edgewater.model.query import QuerySpec
 from edgewater.wire import QueryRef
 from tests.cores import pulled
 from tests.edge.hard_state import hard_state
+from tests.query_specs import query_spec
 
 GROUPS, NOW_MS = 2_000, 5_000
-SPEC = QuerySpec.from_mapping({
-    "name": "q", "from": "s", "group_by": ["key"], "measures": {"n": "count()"}, "window": {"tumbling": "10s"},
-})  # fmt: skip
+SPEC = query_spec(group_by=["key"], window={"tumbling": "10s"})
 
 
 def durable(directory: Path) -> DurableCore:
