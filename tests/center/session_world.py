@@ -14,6 +14,7 @@ from edgewater.model.query import QuerySpec
 from edgewater.model.windows import SessionWindow
 from edgewater.wire import FrameBody, QueryRef
 from tests.cores import open_core, pulled
+from tests.query_specs import query_spec
 
 REF = QueryRef("q", 1)
 GAP = 1000
@@ -21,9 +22,7 @@ OPEN = {"events": 999_999}
 
 
 def spec(**parts: object) -> QuerySpec:
-    return QuerySpec.from_mapping(
-        {"name": "q", "from": "events", "measures": {"s": "sum(x)"}, "window": {"session": "1s"}, **parts}
-    )
+    return query_spec(parts, stream="events", measures={"s": "sum(x)"}, window={"session": "1s"})
 
 
 def brute_force(times: Iterable[int], window: SessionWindow) -> dict[tuple[int, int], list[int]]:

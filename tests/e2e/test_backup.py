@@ -23,6 +23,7 @@ import yaml
 from sim.demo.compare import millis
 from sim.demo.ports import free_address
 from sim.demo.run import Demo
+from tests.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]  # tests/center/ops/test_backup.py, with processes
 
@@ -90,13 +91,6 @@ class Site:
             self.accepted[start_ms] += 1
             time.sleep(0.15)
         return start_ms
-
-
-def until(condition: Any) -> None:
-    deadline = time.monotonic() + WITHIN_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def command(center: Demo, *arguments: str) -> subprocess.CompletedProcess[str]:

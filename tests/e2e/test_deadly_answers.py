@@ -19,6 +19,7 @@ from edgewater.synopses import plugins
 from sim.demo.compare import millis
 from sim.demo.ports import free_port
 from sim.demo.run import Demo
+from tests.packages import write_package
 
 pytestmark = [pytest.mark.e2e, pytest.mark.full]
 
@@ -55,11 +56,7 @@ def fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Installs a function for all processes of the test. While the returned file exists, its native code ends a process
     that merges a large sum with another one: workers and gateway do not, the driver does for a sliding window."""
     path = tmp_path / "plugins"
-    info = path / "fragile-1.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fragile\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(f"[{plugins.GROUP}]\nfragile = fragile:ALL\n")
-    (path / "fragile.py").write_text(PLUGIN)
+    write_package(path, "fragile", PLUGIN, plugins.GROUP, {"fragile": "fragile:ALL"})
     (path / "fault").touch()
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(path), *filter(None, sys.path)]))
     return path / "fault"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,9 +19,9 @@ from sim.demo.run import Demo
 from tests.center.postgres import PostgresServer, serving
 from tests.e2e.conftest import WAREHOUSE_URL
 from tests.e2e.test_disturbances import DAY_MS, DAYS, FIRST_MS, Scenario, kill_part
+from tests.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
-WITHIN_S = 120.0
 
 
 @pytest.fixture
@@ -41,13 +40,6 @@ def sinks(system: Demo, *arguments: str) -> dict[str, Any]:
 def shown(system: Demo) -> dict[str, Any]:
     """The state of the sink, without the start of an interpreter."""
     return dict(system.client.get("/v1/sinks/warehouse").raise_for_status().json())
-
-
-def until(condition: Any) -> None:
-    deadline_s = time.monotonic() + WITHIN_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.1)
 
 
 def of_rest(system: Demo, query: str, measures: tuple[str, ...]) -> set[tuple[Any, ...]]:

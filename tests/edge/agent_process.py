@@ -27,10 +27,9 @@ from edgewater.synopses import GroupedAggregate
 from edgewater.wire import FrameBody, InputLoss, QueryRef
 from sim.demo.ports import free_port
 from tests.cores import drained
+from tests.query_specs import query_spec
 
-COUNT = QuerySpec.from_mapping(
-    {"name": "n", "from": "events", "measures": {"n": "count()"}, "window": {"tumbling": "1h"}, "lateness": "1h"}
-)
+COUNT = query_spec(name="n", stream="events", window={"tumbling": "1h"}, lateness="1h")
 QUERY = QueryRef("n", 1)
 TIMEOUT_S = 60.0
 SETTLED_S, QUIET_S = 15.0, 1.0

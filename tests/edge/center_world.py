@@ -25,16 +25,15 @@ from edgewater.model.query import QuerySpec
 from edgewater.wire import FrameBody
 from sim.demo.ports import free_address
 from tests.center.kept_frames import stored_body
+from tests.query_specs import query_spec
 
 DAY_MS = 86_400_000
-QUERY = QuerySpec.from_mapping(
-    {
-        "name": "miles",
-        "from": "flights",
-        "group_by": ["carrier"],
-        "measures": {"flights": "count()", "miles": "sum(distance)", "longest": "max(distance)"},
-        "window": {"tumbling": "1d"},
-    }
+QUERY = query_spec(
+    name="miles",
+    stream="flights",
+    group_by=["carrier"],
+    measures={"flights": "count()", "miles": "sum(distance)", "longest": "max(distance)"},
+    window={"tumbling": "1d"},
 )
 START_MS = 1_600_000_000_000 // DAY_MS * DAY_MS
 

@@ -30,28 +30,25 @@ from edgewater.model.query import QuerySpec
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import Frame, QueryRef
 from tests.cores import pulled
+from tests.query_specs import query_spec
 
 COLUMNS = {"carrier": pa.string(), "distance": pa.int64()}
-EXACT = QuerySpec.from_mapping(
-    {
-        "name": "exact",
-        "from": "flights",
-        "group_by": ["carrier"],
-        "measures": {"flights": "count()", "miles": "sum(distance)", "longest": "max(distance)"},
-        "window": {"sliding": "20s", "every": "10s"},
-        "lateness": "30s",
-    }
+EXACT = query_spec(
+    name="exact",
+    stream="flights",
+    group_by=["carrier"],
+    measures={"flights": "count()", "miles": "sum(distance)", "longest": "max(distance)"},
+    window={"sliding": "20s", "every": "10s"},
+    lateness="30s",
 )
-BUDGETED = QuerySpec.from_mapping(
-    {
-        "name": "budgeted",
-        "from": "flights",
-        "where": "distance > 100",
-        "group_by": ["carrier"],
-        "measures": {"miles": "sum(distance)"},
-        "window": {"tumbling": "10s"},
-        "budget": {"error": {"miles": 2000}},
-    }
+BUDGETED = query_spec(
+    name="budgeted",
+    stream="flights",
+    where="distance > 100",
+    group_by=["carrier"],
+    measures={"miles": "sum(distance)"},
+    window={"tumbling": "10s"},
+    budget={"error": {"miles": 2000}},
 )
 QUERIES = ((QueryRef("exact", 1), EXACT), (QueryRef("budgeted", 1), BUDGETED))
 SHARE = 2000.0

@@ -17,16 +17,14 @@ import yaml
 from edge.process import now_ms
 from edgewater.base.streams import EdgeId
 from edgewater.model.edge_records import EdgeRecord
-from edgewater.model.query import QuerySpec
 from edgewater.synopses import GroupedAggregate
 from sim.demo.ports import free_port
 from tests.edge.center_world import NDJSON, Center, with_center
+from tests.query_specs import query_spec
 
 pytestmark = pytest.mark.slow  # each starts processes
 
-QUERY = QuerySpec.from_mapping(
-    {"name": "n", "from": "events", "measures": {"n": "count()"}, "window": {"tumbling": "1s"}, "lateness": "1h"}
-)
+QUERY = query_spec(name="n", stream="events", lateness="1h")
 ENOUGH_S = 60
 
 

@@ -8,9 +8,9 @@ import pytest
 from edge.core import Configured, Dropped, Ingested, StreamSpec
 from edge.process import CLOCK_STEP_CONFIRMED_S, WallClock
 from edgewater.base.streams import TIME_COLUMN
-from edgewater.model.query import QuerySpec
 from edgewater.wire import QueryRef
 from tests.cores import open_core
+from tests.query_specs import query_spec
 
 START_S = 1_800_000_000.0
 
@@ -68,9 +68,7 @@ def test_each_further_step_is_confirmed_anew() -> None:
 def test_records_around_a_step_are_not_late() -> None:
     """A device and its edge on a machine whose clock is 40 s ahead for 12 s; the query has no lateness."""
     machine = Machine()
-    spec = QuerySpec.from_mapping(
-        {"name": "n", "from": "s", "measures": {"n": "count()"}, "window": {"tumbling": "5s"}}
-    )
+    spec = query_spec(name="n", window={"tumbling": "5s"})
     core = open_core(StreamSpec({}), source="http")
     core.handle(Configured(((QueryRef("n", 1), spec),)))
     effects = []

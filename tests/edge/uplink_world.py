@@ -34,17 +34,16 @@ from edgewater.wire import (
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.session_stream import LEAST_WINDOW_LOG, SessionUnpacker
 from tests.center.gateway_world import configured
+from tests.query_specs import query_spec
 
 PATIENCE_S = 120
 MILES = QueryRef("miles", 1)
-SPEC = QuerySpec.from_mapping(
-    {
-        "name": "miles",
-        "from": "flights",
-        "measures": {"miles": "sum(distance)"},
-        "window": {"tumbling": "60s"},
-        "budget": {"error": {"miles": 100}},
-    }
+SPEC = query_spec(
+    name="miles",
+    stream="flights",
+    measures={"miles": "sum(distance)"},
+    window={"tumbling": "60s"},
+    budget={"error": {"miles": 100}},
 )
 
 

@@ -25,6 +25,7 @@ from starlette.responses import Response, StreamingResponse
 from center.api.pages import PAGE_POLICY, SWAGGER_FILES
 from edgewater.runtime.connections import SMALL_CHUNKS
 from tests.certificates import make_certificates
+from tests.waiting import until
 
 WAIT_S = 60.0
 REQUEST = b"GET /v1/queries HTTP/1.1\r\nHost: localhost\r\n"
@@ -172,13 +173,6 @@ def received_from(connection: socket.socket) -> bytes:
     return part
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 @pytest.mark.slow
 def test_a_client_that_takes_nothing_is_closed_and_its_response_with_it(desk, connect):
     """The body is larger than any buffer between the two: a page of Swagger UI, many times."""
@@ -186,7 +180,7 @@ def test_a_client_that_takes_nothing_is_closed_and_its_response_with_it(desk, co
         reader = connect(url, window=4096)
         request = b"GET /docs/swagger-ui-bundle.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
         reader.sendall(request * 20)
-        wait_until(lambda: refused(url).get("slow-reader", 0) >= 1)
+        until(lambda: refused(url).get("slow-reader", 0) >= 1)
         assert len(read_all(reader)) < 20 * 1_400_000
 
 
@@ -215,7 +209,7 @@ def test_a_server_that_stops_serves_its_clients_until_they_have_left(desk, conne
         with httpx.Client(base_url=url, timeout=WAIT_S) as client:
             assert "connection" not in client.get("/v1/queries").headers
             stopping.start()
-            wait_until(lambda: client.get("/v1/queries").raise_for_status().headers.get("connection") == "close")
+            until(lambda: client.get("/v1/queries").raise_for_status().headers.get("connection") == "close")
             assert client.get("/v1/queries").status_code == 200, "by a new connection"
         idle.close()
         stopping.join()
@@ -238,7 +232,7 @@ def test_streams_are_limited_per_principal_and_together(two_hours):
         assert third.headers["retry-after"] == full.headers["retry-after"] == "5"
         for stream in (*streams, third, full):
             stream.close()
-        wait_until(lambda: open_stream("eve").status_code == 200)
+        until(lambda: open_stream("eve").status_code == 200)
         counts = refused(url, {"Authorization": "Bearer ann"})
         assert counts["live-per-principal"] == 1 and counts["live"] >= 1
 
@@ -319,7 +313,7 @@ def test_over_tls_a_renewed_certificate_is_used_without_a_restart(desk, tmp_path
             except httpx.ConnectError:
                 return False
 
-        wait_until(trusted)
+        until(trusted)
 
 
 CLIENT_HELLO = b"\x16\x03\x01\x02\x00\x01"

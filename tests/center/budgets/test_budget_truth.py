@@ -23,6 +23,7 @@ from edgewater.synopses import GroupedAggregate
 from edgewater.wire import QueryRef
 from tests.center.results_world import answers_after, edge_record
 from tests.cores import drained, open_core
+from tests.query_specs import query_spec
 
 pytestmark = pytest.mark.slow
 
@@ -35,16 +36,13 @@ SECONDS = 24
 def spec(window: dict[str, str], least: bool) -> QuerySpec:
     measures = {"s": "sum(x)", "top": "max(abs(x))"} | ({"low": "min(x)"} if least else {})
     limits = {"s": E_SUM, "top": E_MAX, "low": E_MAX}
-    return QuerySpec.from_mapping(
-        {
-            "name": "q",
-            "from": "events",
-            "group_by": ["k"],
-            "measures": measures,
-            "window": window,
-            "budget": {"error": {name: limits[name] for name in measures}},
-            "lateness": "10s",
-        }
+    return query_spec(
+        stream="events",
+        group_by=["k"],
+        measures=measures,
+        window=window,
+        budget={"error": {name: limits[name] for name in measures}},
+        lateness="10s",
     )
 
 

@@ -15,6 +15,7 @@ from edgewater.wire import QueryRef, encode_body
 from tests.center.kept_frames import kept_body
 from tests.cores import drained, open_core
 from tests.edge.core.test_shipped_partials import COLUMNS, MEASURES, OTHERS, batch
+from tests.query_specs import query_spec
 
 REF = QueryRef("q", 1)
 EARLY = {
@@ -54,9 +55,7 @@ def test_an_edges_frames_pass(name: str) -> None:
 
 def test_the_slices_of_a_long_outage_come_in_frames_that_no_query_waits_long_for() -> None:
     slices, every_ms, windows = 200, 1_000_000, 500
-    spec = QuerySpec.from_mapping(
-        {"name": "q", "from": "s", "measures": {"n": "count()"}, "window": {"sliding": "500s", "every": "1s"}}
-    )
+    spec = query_spec(window={"sliding": "500s", "every": "1s"})
     core = open_core(StreamSpec({"x": pa.int64()}, LIVE), (REF, spec))
     starts = np.arange(slices) * every_ms
     records = pa.record_batch({"x": pa.array(starts), TIME_COLUMN: pa.array(starts)})

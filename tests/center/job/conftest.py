@@ -13,7 +13,10 @@ import pytest
 
 from center.catalog import Catalog, SessionStart, UnindexedFrame
 from center.config import CenterConfig
+from center.job.ledger_writer import LedgerWriter
 from center.job.merge import MergeTask
+from center.job.metrics import JobMetrics
+from center.ledger import Ledger
 from center.results import ResultStore
 from center.storage.delta_segments import DeltaSegments
 from center.storage.frame_facts import split_body
@@ -27,6 +30,7 @@ from edgewater.model.registered_query import query_key
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import Frame, FrameBody, Partial, QueryRef, SliceClose
 from tests.center.catalog_world import begin_session
+from tests.query_specs import query_spec
 
 COLUMNS = {"url": pa.string(), "bytes": pa.int64()}
 WINDOW_MS = 1000
@@ -35,15 +39,7 @@ Truth = Counter[tuple[QueryRef, int, str]]
 
 
 def spec(name: str) -> QuerySpec:
-    return QuerySpec.from_mapping(
-        {
-            "name": name,
-            "from": "downloads",
-            "group_by": ["url"],
-            "measures": {"bytes": "sum(bytes)"},
-            "window": {"tumbling": "1s"},
-        }
-    )
+    return query_spec(name=name, stream="downloads", group_by=["url"], measures={"bytes": "sum(bytes)"})
 
 
 def synopsis(urls: list[str], sizes: list[int], measure: str = "bytes") -> bytes:
@@ -208,3 +204,15 @@ def shared_world(tmp_path: Path, url: str) -> Iterator[World]:
     world = World(tmp_path, database=url)
     yield world
     world.close()
+
+
+@pytest.fixture
+def metrics() -> JobMetrics:
+    return JobMetrics()
+
+
+@pytest.fixture
+def writer(world: World, metrics: JobMetrics) -> Iterator[LedgerWriter]:
+    writer = LedgerWriter(Ledger(), world.store, world.catalog, metrics, now_ms=world.clock)
+    yield writer
+    writer.close()

@@ -27,6 +27,7 @@ from edgewater.synopses import plugins
 from edgewater.synopses.encoding import codec
 from tests.center.job.conftest import synopsis
 from tests.center.job.in_process_merger import InProcessMerger
+from tests.packages import write_package
 
 FOR_EVER_MS = 1 << 42
 WITHIN_S = 60.0
@@ -65,11 +66,7 @@ ALL = DeadlyStack
 def install_deadly(path: Path) -> bytes:
     """Installs a kind of synopsis in a directory, for processes that have it on their path, whose native code is at
     fault; returns a partial of it, which ends the process."""
-    info = path / "deadly-1.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: deadly\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(f"[{plugins.GROUP}]\ndeadly = deadly:ALL\n")
-    (path / "deadly.py").write_text(DEADLY)
+    write_package(path, "deadly", DEADLY, plugins.GROUP, {"deadly": "deadly:ALL"})
     return deadly("")
 
 

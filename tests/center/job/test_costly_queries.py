@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import closing
-from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -30,12 +28,6 @@ from tests.center.job.plans import Failing, Plans
 
 MANY = [f"/{i:05d}" for i in range(200)]
 """URLs of a slice of more than 1 KB."""
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with closing(World(tmp_path)) as world:
-        yield world
 
 
 def ship_windows(world: World, ref: QueryRef, windows: int, urls: list[str]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import multiprocessing
 import signal
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,12 +26,6 @@ from edgewater.wire import QueryRef
 from tests.center.job.conftest import World
 from tests.center.job.in_process_merger import InProcessMerger
 from tests.center.job.plans import Plans, deadly, install_deadly
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with closing(World(tmp_path)) as world:
-        yield world
 
 
 def poison(world: World, ref: QueryRef, does: str = "") -> None:

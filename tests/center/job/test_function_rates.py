@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from center.job.function_rates import FunctionRatePlanner, FunctionRates
 from center.job.ledger_writer import LedgerWriter
 from center.job.metrics import JobMetrics
-from center.ledger import FrameSummary, Ledger
+from center.ledger import FrameSummary
 from center.results import AnswerRecord
 from center.storage.delta_segments import Delta
 from edgewater.model.query import QuerySpec
@@ -30,13 +29,6 @@ def median_spec(name: str, **measures: str) -> QuerySpec:
             "window": {"tumbling": "1s"}, "accuracy": {"error": "5%", "measure": "p"},
         }
     )  # fmt: skip
-
-
-@pytest.fixture
-def writer(world: Any) -> Iterator[LedgerWriter]:
-    writer = LedgerWriter(Ledger(), world.store, world.catalog, JobMetrics(), now_ms=world.clock)
-    yield writer
-    writer.close()
 
 
 def answer_window(world: Any, writer: LedgerWriter, ref: QueryRef, window: int, spread: float) -> None:

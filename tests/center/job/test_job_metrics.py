@@ -9,7 +9,7 @@ import pytest
 
 from center.job.ledger_writer import LedgerWriter
 from center.job.metrics import JobMetrics
-from center.ledger import FrameSummary, Ledger
+from center.ledger import FrameSummary
 from edgewater.answers import UNKNOWN, Cause, Deviation, Phase
 from edgewater.wire import Arrivals, SliceClose
 
@@ -22,16 +22,6 @@ def parts_ms(metrics: JobMetrics, query: str) -> dict[str, float]:
     name = f"{FIRST}_seconds_sum"
     values = {p: metrics.registry.get_sample_value(name, {"query": query, "stage": p}) for p in STAGES}
     return {part: round(1000 * value) for part, value in values.items() if value is not None}
-
-
-@pytest.fixture
-def metrics() -> JobMetrics:
-    return JobMetrics()
-
-
-@pytest.fixture
-def writer(world: Any, metrics: JobMetrics) -> LedgerWriter:
-    return LedgerWriter(Ledger(), world.store, world.catalog, metrics, now_ms=world.clock)
 
 
 def closing_frames(world: Any, ref: Any, **more: Any) -> list[FrameSummary]:

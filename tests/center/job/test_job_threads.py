@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
-from contextlib import closing
-from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
@@ -23,12 +20,6 @@ WORK = {
     "warm-up": "job.Job._warm_up",
     "stop": "merge_loop.MergeLoop.wake",
 }
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with closing(World(tmp_path)) as world:
-        yield world
 
 
 @pytest.mark.parametrize("name", WORK)

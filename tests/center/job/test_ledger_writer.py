@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -18,28 +17,14 @@ from edgewater.base.errors import InvalidConfig, StorageError
 from edgewater.model.query import QuerySpec
 from edgewater.runtime.health import health_server
 from edgewater.runtime.tasks import Tasks
+from tests.query_specs import query_spec
 from tests.refusals import refused
 
 WITHIN_S = 60
 
 
 def staleness_spec(name: str) -> QuerySpec:
-    return QuerySpec.from_mapping(
-        {
-            "name": name,
-            "from": "downloads",
-            "measures": {"bytes": "sum(bytes)"},
-            "window": {"tumbling": "1s"},
-            "budget": {"staleness": "2s"},
-        }
-    )
-
-
-@pytest.fixture
-def writer(world: Any) -> Iterator[LedgerWriter]:
-    writer = LedgerWriter(Ledger(), world.store, world.catalog, JobMetrics(), now_ms=world.clock)
-    yield writer
-    writer.close()
+    return query_spec(name=name, stream="downloads", measures={"bytes": "sum(bytes)"}, budget={"staleness": "2s"})
 
 
 def test_an_answer_that_is_due_needs_no_data(world: Any, writer: LedgerWriter) -> None:

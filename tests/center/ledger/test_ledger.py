@@ -36,6 +36,7 @@ from edgewater.wire import InputLoss, LossReason, QueryRef, Rest, SliceClose, Wi
 from tests.center import results_world
 from tests.center.snapshots import snapshot
 from tests.center.statement_world import missing, quality_of, violations
+from tests.query_specs import query_spec
 
 REF = QueryRef("q", 1)
 MINUTE = 60_000
@@ -49,9 +50,7 @@ def edge_record(name: str, *, clock: StreamClock = LIVE, retired: bool = False, 
 
 
 def spec(**parts: object) -> QuerySpec:
-    return QuerySpec.from_mapping(
-        {"name": "q", "from": "events", "measures": {"n": "count()"}, "window": {"tumbling": "1m"}, **parts}
-    )
+    return query_spec(parts, stream="events", window={"tumbling": "1m"})
 
 
 class Center:

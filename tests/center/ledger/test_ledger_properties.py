@@ -30,15 +30,14 @@ from edgewater.wire import QueryRef, SliceClose, Withheld
 from tests.center.results_world import edge_record
 from tests.center.snapshots import snapshot
 from tests.examples import examples
+from tests.query_specs import query_spec
 
 REF = QueryRef("q", 1)
 NAMES = "abcd"
 SLICE_MS = 1000
 
 SPECS = st.builds(
-    lambda window, rest: QuerySpec.from_mapping(
-        {"name": "q", "from": "events", "measures": {"n": "count()"}, "window": window, **rest}
-    ),
+    lambda window, rest: query_spec(rest, stream="events", window=window),
     st.sampled_from([{"tumbling": "1s"}, {"tumbling": "1s", "offset": "300ms"}, {"sliding": "3s", "every": "1s"}]),
     st.fixed_dictionaries(
         {"lateness": st.sampled_from(["0s", "1500ms", "4s"])},
@@ -65,15 +64,7 @@ COURSE = st.lists(
 )
 
 
-STALENESS = QuerySpec.from_mapping(
-    {
-        "name": "q",
-        "from": "events",
-        "measures": {"n": "count()"},
-        "window": {"tumbling": "1s"},
-        "budget": {"staleness": "2s"},
-    }
-)
+STALENESS = query_spec(stream="events", budget={"staleness": "2s"})
 MANY_DUE: list[tuple[Any, ...]] = [("wait", 8530), ("list", {"a"}, set()), ("wait", 270)]
 """26 windows become due at once."""
 

@@ -17,10 +17,9 @@ from tests.center.ledger.test_ledger_properties import CLOCKS, COURSE, REF, SPEC
 from tests.center.results_world import edge_record
 from tests.center.snapshots import snapshot
 from tests.examples import examples
+from tests.query_specs import query_spec
 
-SPEC = QuerySpec.from_mapping(
-    {"name": "q", "from": "events", "measures": {"n": "count()"}, "window": {"tumbling": "1s"}, "lateness": "1h"}
-)
+SPEC = query_spec(stream="events", lateness="1h")
 
 
 class Rows:

@@ -18,11 +18,11 @@ from edgewater.answers import Facts, Predicted
 from edgewater.answers.cells import CellColumn
 from edgewater.answers.own_error import OwnError
 from edgewater.answers.statement import judged
-from edgewater.model.query import QuerySpec
 from edgewater.synopses import Estimates, Sum
 from edgewater.synopses.quantiles.ddsketch import DDSketchStack
 from tests.center.answer_world import World, query, rows
 from tests.center.rendered import render
+from tests.query_specs import query_spec
 
 ODD = [math.nan, math.inf, -math.inf, 1.0, 2.0]
 
@@ -85,12 +85,7 @@ def test_a_sum_of_a_sketch_that_cancels_is_not_called_exact() -> None:
 
 
 def test_an_early_answer_does_not_predict_what_is_nan_already() -> None:
-    spec = QuerySpec.from_mapping(
-        {
-            "name": "q", "from": "s", "measures": {"v": "sum(f)"}, "window": {"tumbling": "3s"},
-            "accuracy": {"error": "5%"},
-        }
-    )  # fmt: skip
+    spec = query_spec(measures={"v": "sum(f)"}, window={"tumbling": "3s"}, accuracy={"error": "5%"})
     (measure,) = spec.measures
     arrived = Estimates.exact_floats(np.array([math.nan]), np.array([True]))
     predicted = Predicted("v", confidence=0.95, interval=(10.0, 9.0, 11.0))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from tests.center.api.conftest import HOUR, T0, Desk
 from tests.center.sinks.systems import SYSTEMS, System
 from tests.center.sinks.test_keys_in_sinks import catch_up, rows_of, runner
 from tests.edgewater.synopses.test_plugins import points
+from tests.packages import write_package
 
 TERRAIN = """
     from dataclasses import dataclass
@@ -82,11 +82,7 @@ def install(path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
     monkeypatch.setattr(registry, "_KINDS", dict(registry._KINDS))
     monkeypatch.setattr(sys, "path", [str(path), *sys.path])
     monkeypatch.setattr(plugins, "INSTALLED", plugins.Plugins(lambda: points(path)))
-    info = path / "terrains-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: terrains\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[{plugins.GROUP}]\nterrain = terrains:ALL\n")
-    (path / "terrains.py").write_text(textwrap.dedent(source))
+    write_package(path, "terrains", source, plugins.GROUP, {"terrain": "terrains:ALL"})
     monkeypatch.delitem(sys.modules, "terrains", raising=False)
 
 

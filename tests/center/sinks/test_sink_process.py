@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -15,6 +14,7 @@ from center.sinks.process import SinkProcess
 from tests.center.api.conftest import T0, Desk
 from tests.center.postgres import PostgresServer
 from tests.center.sinks.test_postgres_sink import Warehouse
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -45,13 +45,6 @@ def process(desk: Desk, warehouse: Warehouse, tmp_path: Path) -> Iterator[SinkPr
         stop.set()
         thread.join(90)
         assert not thread.is_alive()
-
-
-def until(condition: Callable[[], Any]) -> None:
-    deadline_s = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
 
 
 def test_a_sink_that_hangs_delays_no_other_one(

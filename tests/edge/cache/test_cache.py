@@ -22,6 +22,7 @@ from edgewater.synopses import GroupedAggregate, function_named
 from edgewater.wire import QueryRef, Rest
 from tests.cells import at_night
 from tests.cores import pulled
+from tests.query_specs import query_spec
 from tests.refusals import refused
 
 COLUMNS = {"key": pa.int64(), "value": pa.float64()}
@@ -160,13 +161,7 @@ def test_history_is_bounded_and_keeps_the_groups_with_most_records() -> None:
 
 
 def query(**changes: Any) -> QuerySpec:
-    return QuerySpec.from_mapping(
-        {
-            "name": "q", "from": "s", "group_by": ["key"],
-            "measures": {"v": "sum(value)"}, "window": {"tumbling": "1s"},
-            **changes,
-        }
-    )  # fmt: skip
+    return query_spec(changes, group_by=["key"], measures={"v": "sum(value)"})
 
 
 CASES = [

@@ -31,19 +31,11 @@ from edgewater.wire import Arrivals, FrameBody, QueryRef, SamplingReason, body_f
 from edgewater.wire import uplink_pb2 as pb
 from tests.cores import open_core, pulled
 from tests.edge.hard_state import hard_state
+from tests.query_specs import query_spec
 
 REF = QueryRef("q", 1)
 COLUMNS = {"x": pa.float64()}
-SPEC = QuerySpec.from_mapping(
-    {
-        "name": "q",
-        "from": "s",
-        "measures": {"total": "sum(x)"},
-        "window": {"tumbling": "1s"},
-        "accuracy": {"error": "5%", "substream": "500ms"},
-        "lateness": "5s",
-    }
-)
+SPEC = query_spec(measures={"total": "sum(x)"}, accuracy={"error": "5%", "substream": "500ms"}, lateness="5s")
 BUDGETED = QuerySpec.from_mapping({**SPEC.to_mapping(), "budget": {"error": {"total": "5%"}}})
 CLOCK = report_schedule(SPEC.window, SPEC.accuracy, SPEC.lateness_ms)
 

@@ -13,21 +13,13 @@ from edge.core import BudgetSet, DriftRates, EdgeCore, Ingested, PullEvent, Shar
 from edge.core.budget_schedule import MAX_STEPS
 from edge.durability.event_records import decode_event, encode_event
 from edgewater.base.streams import MIN_TIME_MS, TIME_COLUMN
-from edgewater.model.query import QuerySpec
 from edgewater.wire import FrameBody, QueryRef
 from tests.cores import drained, open_core, pulled
+from tests.query_specs import query_spec
 
 REF = QueryRef("q", 1)
-SPEC = QuerySpec.from_mapping(
-    {
-        "name": "q",
-        "from": "events",
-        "group_by": ["k"],
-        "measures": {"s": "sum(x)"},
-        "window": {"tumbling": "1s"},
-        "budget": {"error": {"s": 1000}},
-        "lateness": "1m",
-    }
+SPEC = query_spec(
+    stream="events", group_by=["k"], measures={"s": "sum(x)"}, budget={"error": {"s": 1000}}, lateness="1m"
 )
 
 

@@ -10,19 +10,16 @@ import pytest
 
 from edge.core import EdgeCore, Ingested, PullEvent, SourceEnded, StreamSpec
 from edgewater.base.streams import TIME_COLUMN
-from edgewater.model.query import QuerySpec
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import QueryRef
 from tests.cores import drained, open_core
+from tests.query_specs import query_spec
 
 COLUMNS = {"country": pa.string(), "client": pa.int64()}
 
 
 def new_core(measures: dict[str, str]) -> EdgeCore:
-    spec = QuerySpec.from_mapping(
-        {"name": "q", "from": "s", "group_by": "country", "window": {"tumbling": "1h"}, "measures": measures,
-         "cache": {"eviction": "lru"}}
-    )  # fmt: skip
+    spec = query_spec(group_by="country", window={"tumbling": "1h"}, measures=measures, cache={"eviction": "lru"})
     return open_core(StreamSpec(COLUMNS), (QueryRef("q", 1), spec))
 
 

@@ -3,16 +3,11 @@ from __future__ import annotations
 import pyarrow as pa
 
 from edge.core.measure_inputs import AccuracyMeasure, MeasureArguments
-from edgewater.model.query import QuerySpec
+from tests.query_specs import query_spec
 
 
 def test_integers_beyond_2_to_53_are_observed_as_the_nearest_float() -> None:
-    spec = QuerySpec.from_mapping(
-        {
-            "name": "q", "from": "s", "measures": {"total": "sum(x)"}, "window": {"tumbling": "1s"},
-            "accuracy": {"error": "5%"},
-        }
-    )  # fmt: skip
+    spec = query_spec(measures={"total": "sum(x)"}, accuracy={"error": "5%"})
     bound = spec.bind({"x": pa.int64()})
     records = pa.record_batch({"x": [2**60 + 1, 3], "event_time_ms": [0, 0]})
 
@@ -23,12 +18,7 @@ def test_integers_beyond_2_to_53_are_observed_as_the_nearest_float() -> None:
 
 
 def test_the_records_of_a_synopsis_are_counted_with_and_without_a_value() -> None:
-    spec = QuerySpec.from_mapping(
-        {
-            "name": "q", "from": "s", "measures": {"p50": "quantile(x, 0.5)"}, "window": {"tumbling": "1s"},
-            "accuracy": {"error": "5%"},
-        }
-    )  # fmt: skip
+    spec = query_spec(measures={"p50": "quantile(x, 0.5)"}, accuracy={"error": "5%"})
     bound = spec.bind({"x": pa.int64()})
     records = pa.record_batch({"x": pa.array([None, 3], pa.int64()), "event_time_ms": [0, 0]})
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from edge.core import Configured, SourcesOpened
-from edgewater.model.query import QuerySpec
 from edgewater.wire import QueryRef
 from tests.edge.recovery_world import Center, World, flights
+from tests.query_specs import query_spec
 
 pytestmark = pytest.mark.slow
 
@@ -22,21 +22,19 @@ DATA = flights(600, seed=3)
 QUERIES = tuple(
     (
         QueryRef(name, 1),
-        QuerySpec.from_mapping(
-            {
-                "name": name,
-                "from": "flights",
-                "group_by": groups,
-                "measures": {
-                    "ranks": "kll(distance, k=8)",
-                    "most": "top_k(distance, k=3)",
-                    "some": "reservoir(distance, size=5)",
-                    "quantiles": "quantiles(distance, accuracy=0.2)",
-                    "different": "distinct(distance, precision=5)",
-                },
-                "window": {"tumbling": "20s"},
-                "lateness": "30s",
-            }
+        query_spec(
+            name=name,
+            stream="flights",
+            group_by=groups,
+            measures={
+                "ranks": "kll(distance, k=8)",
+                "most": "top_k(distance, k=3)",
+                "some": "reservoir(distance, size=5)",
+                "quantiles": "quantiles(distance, accuracy=0.2)",
+                "different": "distinct(distance, precision=5)",
+            },
+            window={"tumbling": "20s"},
+            lateness="30s",
         ),
     )
     for name, groups in (("grouped", ["carrier"]), ("whole", []))

@@ -37,6 +37,7 @@ from edgewater.wire import Frame, QueryRef, SamplingReason
 from tests.cores import pulled
 from tests.edge.hard_state import hard_state
 from tests.edge.recovery_world import Center, World, flights
+from tests.query_specs import query_spec
 
 pytestmark = pytest.mark.slow
 
@@ -48,12 +49,7 @@ REAL_EXP = np.exp
 
 
 def query(**changes: Any) -> QuerySpec:
-    return QuerySpec.from_mapping(
-        {
-            "name": "q", "from": "s", "group_by": ["key"], "measures": {"v": "sum(value)"},
-            "window": {"tumbling": "1s"}, **changes,
-        }
-    )  # fmt: skip
+    return query_spec(changes, group_by=["key"], measures={"v": "sum(value)"})
 
 
 @dataclass(frozen=True)
@@ -291,13 +287,14 @@ class KindWorld(World):
 class LogWorld(World):
     """Measures whose values are logarithms: of these the last bit is in the body."""
 
-    SPEC = QuerySpec.from_mapping(
-        {
-            "name": "logs", "from": "flights", "group_by": ["carrier"],
-            "measures": {"logs": "sum(ln(distance))", "flights": "count()"}, "window": {"tumbling": "10s"},
-            "lateness": "30s",
-        }
-    )  # fmt: skip
+    SPEC = query_spec(
+        name="logs",
+        stream="flights",
+        group_by=["carrier"],
+        measures={"logs": "sum(ln(distance))", "flights": "count()"},
+        window={"tumbling": "10s"},
+        lateness="30s",
+    )
     queries = ((QueryRef("logs", 1), SPEC),)
 
     def configure(self) -> None:

@@ -21,9 +21,9 @@ from edgewater.base.errors import InvalidConfig, StorageError
 from edgewater.base.streams import TIME_COLUMN
 from edgewater.model import lookups as module
 from edgewater.model.lookups import LookupTable
-from edgewater.model.query import QuerySpec
 from tests.edge.agent_process import AgentProcess, lines
 from tests.examples import examples
+from tests.query_specs import query_spec
 from tests.refusals import refused
 
 SITES = "device,site,floor\na,Köln,1\nb,Bonn,\nc,,3\n"
@@ -260,12 +260,7 @@ def test_check_loads_the_files_of_lookups(tmp_path: Path) -> None:
     assert check(config, lambda: 0).ok
 
 
-BY_SITE = QuerySpec.from_mapping(
-    {
-        "name": "n", "from": "events", "group_by": "site", "measures": {"n": "count()"}, "window": {"tumbling": "1h"},
-        "lateness": "1h",
-    }
-)  # fmt: skip
+BY_SITE = query_spec(name="n", stream="events", group_by="site", window={"tumbling": "1h"}, lateness="1h")
 
 
 @pytest.fixture

@@ -30,11 +30,11 @@ from edge.receivers import Body, Request
 from edge.source_kinds import SourceContext
 from edge.sources import remote_write
 from edgewater.base.errors import InvalidConfig
-from edgewater.model.query import QuerySpec
 from edgewater.wire import remote_write_pb2 as pb
 from sim.demo.ports import free_port
 from tests.edge.agent_process import COUNT, QUERY, AgentProcess
 from tests.programs import running
+from tests.query_specs import query_spec
 
 PATH = "/api/v1/write"
 HEADERS = {
@@ -453,9 +453,7 @@ class Exporter:
         self._server.server_close()
 
 
-SUM = QuerySpec.from_mapping(
-    {"name": "n", "from": "events", "measures": {"n": "sum(value)"}, "window": {"tumbling": "1h"}, "lateness": "1h"}
-)
+SUM = query_spec(name="n", stream="events", measures={"n": "sum(value)"}, window={"tumbling": "1h"}, lateness="1h")
 
 
 @pytest.mark.slow

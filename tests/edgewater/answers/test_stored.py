@@ -30,6 +30,7 @@ from edgewater.base.errors import StorageError, UnsupportedVersion
 from edgewater.base.streams import Delivery
 from edgewater.model.query import QuerySpec
 from edgewater.wire import Rest
+from tests.query_specs import query_spec
 
 # What release 0.3.0 has stored, by kind: the JSON of its `Quality`, with late records where the kind says so.
 OF_0_3_0: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "format_1.json").read_text())
@@ -118,9 +119,7 @@ def spec_of(kind: str) -> QuerySpec:
     elif "error" in asked:
         parts = {"budget": {"error": asked["error"]}}
     measures = {"n": "count()", "s": "sum(x)", "t": "sum(y)", "m": "max(x)"}
-    return QuerySpec.from_mapping(
-        {"name": "q", "from": "s", "measures": measures, "window": {"tumbling": "1s"}, **parts}
-    )
+    return query_spec(parts, measures=measures)
 
 
 @pytest.mark.parametrize("kind", OF_0_3_0)

@@ -22,13 +22,10 @@ from edgewater.answers import (
 from edgewater.answers.statement import completeness, united_contract
 from edgewater.answers.uniting import MAX_DEVICES, MAX_LOSSES, united, with_late
 from edgewater.base.streams import Delivery
-from edgewater.model.query import QuerySpec
 from edgewater.wire import Rest
+from tests.query_specs import query_spec
 
-SPEC = QuerySpec.from_mapping({
-    "name": "q", "from": "s", "measures": {"n": "count()", "s": "sum(x)", "m": "max(x)"},
-    "window": {"tumbling": "1s"}, "budget": {"error": {"s": "10%", "m": 5}},
-})  # fmt: skip
+SPEC = query_spec(measures={"n": "count()", "s": "sum(x)", "m": "max(x)"}, budget={"error": {"s": "10%", "m": 5}})
 WHOLE = Facts(2, 2, 1.0, observed=8, late=1, staleness_ms=100, first_staleness_ms=90)
 
 

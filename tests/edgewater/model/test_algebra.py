@@ -11,6 +11,7 @@ from edgewater.model.algebra import LateRecordPolicy, late_record_policy_of, nee
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import CountStack, Function, Properties, function_named, function_names
 from edgewater.synopses.registry import register_function
+from tests.query_specs import query_spec
 from tests.refusals import refused
 
 ORDERED = Properties(commutative=False, ordered=True)
@@ -40,9 +41,7 @@ def functions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def query(measure: str, **parts: object) -> QuerySpec:
-    return QuerySpec.from_mapping(
-        {"name": "q", "from": "s", "measures": {"m": measure}, "window": {"tumbling": "1m"}, **parts}
-    )
+    return query_spec(parts, measures={"m": measure}, window={"tumbling": "1m"})
 
 
 @pytest.mark.parametrize("window", WINDOWS)

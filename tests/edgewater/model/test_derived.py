@@ -10,15 +10,14 @@ import pytest
 from edgewater.base.errors import InvalidQuery
 from edgewater.model.query import MAX_MEASURES, QuerySpec
 from edgewater.model.sql import CreateQuery, parse_statement, to_sql
+from tests.query_specs import query_spec
 from tests.refusals import refused
 
 COUNTS = {"requests": "count()", "errors": "count() filter (where status >= 500)"}
 
 
 def spec(measures: dict[str, object], **parts: Any) -> QuerySpec:
-    return QuerySpec.from_mapping(
-        {"name": "q", "from": "s", "measures": measures, "window": {"tumbling": "1m"}, **parts}
-    )
+    return query_spec(parts, measures=measures, window={"tumbling": "1m"})
 
 
 def created(select: str, keys: str = "") -> QuerySpec:
@@ -139,7 +138,7 @@ def test_arithmetic_over_other_columns_is_neither_a_measure_nor_a_key() -> None:
 
 def test_an_error_of_a_part_names_the_derived_measure() -> None:
     measures = {"rate": "count(b) / count()"}
-    spec = QuerySpec.from_mapping({"name": "q", "from": "s", "measures": measures, "window": {"tumbling": "1s"}})
+    spec = query_spec(measures=measures)
     with pytest.raises(InvalidQuery) as refused:
         for measure in spec.measures:
             measure.require_no_condition(pa.bool_())

@@ -13,6 +13,7 @@ from edgewater.model.query import QuerySpec
 from edgewater.model.syntax import parse_sql
 from edgewater.synopses import Parameter, SampleFunction, registry, require_fit, sample_function
 from edgewater.synopses.registry import MAX_STATE_BYTES
+from tests.query_specs import query_spec
 from tests.refusals import refused
 
 
@@ -151,9 +152,7 @@ def test_what_counts_records_values_or_a_number_is_accepted(text: str) -> None:
 
 
 def test_sum_of_if_counts_the_records_of_a_condition() -> None:
-    spec = QuerySpec.from_mapping(
-        {"name": "q", "from": "s", "window": {"tumbling": "1m"}, "measures": {"m": "sum(if(status >= 500, 1, 0))"}}
-    )
+    spec = query_spec(window={"tumbling": "1m"}, measures={"m": "sum(if(status >= 500, 1, 0))"})
     (bound,) = spec.bind({"status": COLUMN_TYPES["int64"]}).measures
     assert bound.argument is not None
     batch = pa.record_batch({"status": pa.array([200, 500, None, 503], pa.int64())})
@@ -194,7 +193,7 @@ def test_a_filter_is_an_argument_that_is_null_in_all_other_records(text: str, me
 
 @pytest.mark.parametrize("text", ["sum(bytes) filter (where 1)", "count() filter (where bytes)"])
 def test_a_filter_is_a_condition(text: str) -> None:
-    spec = QuerySpec.from_mapping({"name": "q", "from": "s", "window": {"tumbling": "1m"}, "measures": {"m": text}})
+    spec = query_spec(window={"tumbling": "1m"}, measures={"m": text})
     with refused(InvalidQuery, "measures.m"):
         spec.bind({"bytes": pa.int64()})
 

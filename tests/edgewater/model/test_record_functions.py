@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from importlib.metadata import distributions
 from pathlib import Path
@@ -30,6 +29,8 @@ from edgewater.model.record_functions import (
 from edgewater.model.syntax import null_rejecting_columns, parse_sql
 from tests.edgewater.functions_world import Counting, install_functions
 from tests.examples import examples
+from tests.packages import write_package
+from tests.query_specs import query_spec
 from tests.refusals import refused
 
 Install = Callable[[str, str], None]
@@ -60,11 +61,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     modules = set(sys.modules)
 
     def put(distribution: str, source: str) -> None:
-        info = tmp_path / f"{distribution}-1.2.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.2\n")
-        (info / "entry_points.txt").write_text(f"[{record_functions.GROUP}]\nit = {distribution}:ALL\n")
-        (tmp_path / f"{distribution}.py").write_text(textwrap.dedent(source))
+        write_package(tmp_path, distribution, source, record_functions.GROUP, {"it": f"{distribution}:ALL"})
 
     yield put
     for name in set(sys.modules) - modules:
@@ -72,9 +69,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 
 
 def query(**parts: object) -> QuerySpec:
-    return QuerySpec.from_mapping(
-        {"name": "q", "from": "s", "measures": {"n": "count()"}, "window": {"tumbling": "1s"}, **parts}
-    )
+    return query_spec(parts)
 
 
 def evaluate(text: str, failures: CallFailures | None = None, **columns: list[Any]) -> list[Any]:

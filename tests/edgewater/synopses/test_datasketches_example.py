@@ -19,6 +19,7 @@ from edgewater.synopses.registry import function_named
 from edgewater.synopses.testing import Subject, cases
 from edgewater.wire import QueryRef
 from tests.cores import open_core, pulled
+from tests.query_specs import query_spec
 
 pytest.importorskip("datasketches")
 from examples import datasketches_synopses as example
@@ -56,14 +57,8 @@ def test_the_example_holds_what_it_claims(subject: Subject) -> None:
 
 
 def spec(measure: str) -> QuerySpec:
-    return QuerySpec.from_mapping(
-        {
-            "name": "by_url",
-            "from": "requests",
-            "group_by": ["url"],
-            "measures": {"answer": measure},
-            "window": {"tumbling": "10s"},
-        }
+    return query_spec(
+        name="by_url", stream="requests", group_by=["url"], measures={"answer": measure}, window={"tumbling": "10s"}
     )
 
 

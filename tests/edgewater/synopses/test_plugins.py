@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
@@ -20,6 +19,7 @@ from edgewater.synopses import Count, HyperLogLog, from_bytes, plugins, registry
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.plugins import PluginProblem, Plugins, SynopsisPluginWarning
 from edgewater.synopses.registry import function_named, function_names, stack_from_message
+from tests.packages import write_package
 from tests.refusals import refused
 
 Install = Callable[[str, dict[str, str], str], None]
@@ -58,12 +58,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     modules = set(sys.modules)
 
     def put(distribution: str, entries: dict[str, str], source: str) -> None:
-        info = tmp_path / f"{distribution}-1.2.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.2\n")
-        lines = "\n".join(f"{name} = {value}" for name, value in entries.items())
-        (info / "entry_points.txt").write_text(f"[{plugins.GROUP}]\n{lines}\n")
-        (tmp_path / f"{distribution}.py").write_text(textwrap.dedent(source))
+        write_package(tmp_path, distribution, source, plugins.GROUP, entries)
 
     yield put
     for name in set(sys.modules) - modules:

@@ -22,6 +22,7 @@ from sim.budgets.experiment import SimulatedPolicy
 from sim.budgets.link import LinkSimulation, SimulatedLink
 from sim.budgets.trace import Trace
 from tests.cells import at_night
+from tests.query_specs import query_spec
 from tests.refusals import refused
 
 pytestmark = pytest.mark.slow
@@ -42,12 +43,9 @@ def run(
 
 
 def query(measure: str = "sum(value)", **budget: Any) -> QuerySpec:
-    return QuerySpec.from_mapping(
-        {
-            "name": "q", "from": "s", "group_by": ["key"], "measures": {"v": measure}, "window": {"tumbling": "10s"},
-            **({"budget": budget} if budget else {}),
-        }
-    )  # fmt: skip
+    return query_spec(
+        {"budget": budget} if budget else {}, group_by=["key"], measures={"v": measure}, window={"tumbling": "10s"}
+    )
 
 
 def link(updates_s: float, **more: Any) -> SimulatedLink:

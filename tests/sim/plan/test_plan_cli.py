@@ -18,9 +18,9 @@ from click.testing import CliRunner, Result
 
 from edgewater.__main__ import main
 from edgewater.base.errors import InvalidConfig
-from edgewater.model.query import QuerySpec
 from sim.plan.event_times import event_times
 from sim.plan.trace import complete_windows
+from tests.query_specs import query_spec
 
 pytestmark = pytest.mark.slow
 
@@ -361,9 +361,7 @@ def test_dates_without_a_time_of_day_are_said_and_more_than_two_columns_refused(
 
 
 def test_windows_at_the_borders_of_the_trace_are_used_only_if_complete() -> None:
-    query = QuerySpec.from_mapping(
-        {"name": "q", "from": "t", "measures": {"n": "count()"}, "window": {"tumbling": "1s"}}
-    )
+    query = query_spec(stream="t")
     whole = np.arange(0, 5000, 10)
     assert complete_windows(whole, query) == (0, 5000)
     assert complete_windows(whole[30:], query) == (1000, 5000)

@@ -32,6 +32,7 @@ from sim.wire.connection import Call
 from sim.wire.edge import WireEdge
 from sim.wire.experiment import EPOCH_MS, POLL_S, WireSettings
 from sim.wire.virtual_loop import VirtualLoop
+from tests.query_specs import query_spec
 
 WINDOW_MS, WINDOWS, STALENESS_MS, EDGES = 10_000, 7, 2_000, 2
 HEARTBEAT_MS = LIMITS.heartbeat_ms
@@ -183,12 +184,9 @@ async def _run(
 
 def query(name: str, measure: str, budget: dict[str, Any] | None = None) -> QuerySpec:
     parts = {} if budget is None else {"budget": budget}
-    return QuerySpec.from_mapping(
-        {
-            "name": name, "from": "trace", "group_by": ["key"], "measures": {"v": measure},
-            "window": {"tumbling": "10s"}, **parts,
-        }
-    )  # fmt: skip
+    return query_spec(
+        parts, name=name, stream="trace", group_by=["key"], measures={"v": measure}, window={"tumbling": "10s"}
+    )
 
 
 EIGHT = [f"sum(value * {1 + k / 7:.3f} + {k})" for k in range(8)]

@@ -11,6 +11,7 @@ from edgewater.model.query import QuerySpec
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.synopses.sampling.row_sample import RowSampleStack, is_sampled
+from tests.query_specs import query_spec
 from tests.refusals import refused
 
 GROUPS = 3
@@ -126,9 +127,7 @@ def test_a_rate_is_a_probability(rate: float) -> None:
 
 
 def test_a_query_makes_rows_of_its_expressions() -> None:
-    spec = QuerySpec.from_mapping(
-        {"name": "q", "from": "s", "measures": {"c": "kmeans(x, y + 1)"}, "window": {"tumbling": "1s"}}
-    )
+    spec = query_spec(measures={"c": "kmeans(x, y + 1)"})
     bound = spec.bind({"x": pa.float64(), "y": pa.int64()}).measures[0]
     assert bound.argument is not None
     batch = pa.record_batch({"x": [1.0, None, float("nan"), 4.0], "y": [1, 2, 3, None], "event_time_ms": [0] * 4})
@@ -169,9 +168,7 @@ def test_groups_merged_into_one_have_the_minimum_of_their_rates() -> None:
 
 
 def test_whole_numbers_beyond_2_to_53_are_rows_of_the_nearest_float() -> None:
-    spec = QuerySpec.from_mapping(
-        {"name": "q", "from": "s", "measures": {"c": "kmeans(x, x)"}, "window": {"tumbling": "1s"}}
-    )
+    spec = query_spec(measures={"c": "kmeans(x, x)"})
     argument = spec.bind({"x": pa.int64()}).measures[0].argument
     assert argument is not None
 
@@ -184,6 +181,6 @@ def test_whole_numbers_beyond_2_to_53_are_rows_of_the_nearest_float() -> None:
     "text", ["kmeans((3), k=2)", "kmeans((-3))", "kmeans(((x)))", "kmeans(x, (3))", "kmeans((x, x))"]
 )
 def test_a_registered_measure_can_be_parsed_again(text: str) -> None:
-    spec = QuerySpec.from_mapping({"name": "q", "from": "s", "measures": {"c": text}, "window": {"tumbling": "1s"}})
+    spec = query_spec(measures={"c": text})
 
     assert QuerySpec.from_mapping(spec.to_mapping()) == spec
