@@ -14,6 +14,8 @@ export function number(x) {
 
 /** @param {number|null|undefined} x */
 export const short = (x) => (x === null || x === undefined ? UNKNOWN : Math.abs(x) < 1e5 ? number(x) : compact.format(x));
+/** "1 record", "12 records". */
+export const records = (n) => `${short(n)} record${n === 1 ? "" : "s"}`;
 
 /** An estimate as text. JSON has no number for NaN and infinities: an answer names them.
  * @param {{estimate: ?number, not_finite: ?string}|null|undefined} v */
