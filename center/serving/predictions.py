@@ -174,8 +174,8 @@ class SynopsisAccuracy:
             with np.errstate(divide="ignore", invalid="ignore"):
                 error = np.fmax((value - lower) / np.maximum(lower, 1.0), (upper - value) / np.maximum(upper, 1.0))
         else:
-            of_sample = self.functions[name] in SAMPLES and self.records is not None
-            count = (self.records if of_sample else stack.query(Count()).value)[at][promised]
+            records = self.records if self.functions[name] in SAMPLES else None
+            count = (stack.query(Count()).value if records is None else records)[at][promised]
             out = missing[at][promised]
             if self.functions[name] in (*RANKS, *SAMPLES):
                 own = stack.rank_errors(before.confidence)[at][promised] if isinstance(stack, KllStack) else 0.0
