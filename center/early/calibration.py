@@ -226,13 +226,15 @@ class ConformalRecord:
     Args:
         confidence: confidence of each interval. With scope "all", the confidence that all intervals of a window contain
             their true values.
+        of_extremes: whether answers state an extreme. It is right or wrong, so no factor helps. The widening is then 1
+            if the arrived records had the extreme often enough, and `MAX_WIDENING` otherwise and at the beginning.
     """
 
-    def __init__(self, confidence: float, scope: GroupScope | None) -> None:
-        self._failures, self._is_simultaneous = 1 - confidence, scope == "all"
+    def __init__(self, confidence: float, scope: GroupScope | None, *, of_extremes: bool = False) -> None:
+        self._failures, self._is_simultaneous, self._of_extremes = 1 - confidence, scope == "all", of_extremes
         self._windows: dict[int, list[float]] = {}
-        self._level = self._failures  # the share of misses to allow from now on
-        self._widening: float | None = 1.0  # None if it must be computed again
+        self._level = -STEP if of_extremes else self._failures  # the share of misses to allow from now on
+        self._widening: float | None = None  # None if it must be computed
 
     @property
     def widening(self) -> float:
@@ -266,6 +268,8 @@ class ConformalRecord:
     def _quantile(self) -> float:
         if self._level < 0:
             return MAX_WIDENING
+        if self._of_extremes or not self._windows:
+            return 1.0
         errors = sorted(error for ratios in self._windows.values() for error in self._errors(ratios))
         rank = min(math.ceil((len(errors) + 1) * (1 - min(self._level, self._failures))), len(errors))
         return min(max(errors[rank - 1], 1.0), MAX_WIDENING)
@@ -278,4 +282,4 @@ class ConformalRecord:
         """Sets the state from the result of `to_state`."""
         self._level = float(state["level"])
         self._windows = {int(start): ratios for start, *ratios in state["windows"]}
-        self._widening = None if self._windows else 1.0
+        self._widening = None

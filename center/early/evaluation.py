@@ -36,8 +36,9 @@ from center.early.trigger import (
 from center.early.window_prediction import TOO_WIDE, GroupPrediction
 from edgewater.arrivals import ReportSchedule
 from edgewater.arrivals.arrival_counts import ArrivalCounts, window_sample, window_sums
+from edgewater.arrivals.report import ROUNDED_RANGE
 from edgewater.arrivals.stragglers import MIN_EVENTS, Stragglers
-from edgewater.arrivals.targets import COUNTS, AccuracyTarget
+from edgewater.arrivals.targets import COUNTS, EXTREMES, AccuracyTarget
 from edgewater.arrivals.window_model import WindowModel, WindowSample
 from edgewater.model.accuracy import Accuracy
 from edgewater.synopses import BoolArray, FloatArray, IntArray, normal_quantile
@@ -59,6 +60,8 @@ BEYOND_LAGS = "records come later than the longest lag that is resolved, so stra
 UNKNOWN_CHANGE = "delays or rates have changed, and it is not known yet by how much"
 UNKNOWN_SILENCE = "a silent edge has not been observed for long enough to bound its records"
 UNKNOWN_RANGE = "the least and the greatest value of the records that were not sampled are not known"
+LATE_EXTREMES = "it is not known yet, or not true, that late records are as rarely extreme as punctual records"
+SILENT_EXTREMES = "a silent edge may have the extreme"
 ZERO_ESTIMATE = "the estimate is zero, and no error is relative to zero"
 
 
@@ -213,7 +216,8 @@ class GroupBatch:
 
         Args:
             complete: whether all events of the window have arrived.
-            widening: factor of the half-widths of groups whose arrived events were all processed.
+            widening: factor of the half-widths of groups whose arrived events were all processed. If it is above 1, the
+                arrived records of an extreme do not bound the records that are out.
         """
         sample = window_sample([g.counts for g in self.groups], start_ms, edges)
         stragglers, model = window_models(
@@ -240,7 +244,8 @@ class GroupBatch:
             model = replace(model, straggler_width=model.straggler_width + unmodelled + rounding)
         sampling = model.sampling_width(sample.count, np.array([g.trigger.quantile for g in self.groups]))
         ranged = np.isfinite(sampling)
-        if widening > 1 and not complete:
+        is_extreme = self.accuracy.kind in EXTREMES
+        if widening > 1 and not complete and not is_extreme:
             factor = np.where((sample.count >= sample.arrived).all(axis=0), widening, 1.0)
             sampling, model = sampling * factor, replace(model, straggler_width=model.straggler_width * factor)
         silent = self.triggers.triangle.silent_slots.reshape(len(self.groups), -1).T > 0
@@ -251,7 +256,8 @@ class GroupBatch:
         else:
             without_interval = self._without_interval(start_ms, stragglers, model, silent, beyond, ranged)
         return BatchEvaluation(
-            self, start_ms, sample, stragglers, model, sampling, without_interval, np.asarray(silent)
+            self, start_ms, sample, stragglers, model, sampling, without_interval, np.asarray(silent),
+            LATE_EXTREMES if is_extreme and widening > 1 else SILENT_EXTREMES if is_extreme and silent.any() else "",
         )  # fmt: skip
 
     def _missing_beyond_lags(self, start_ms: int) -> float:
@@ -336,6 +342,7 @@ class BatchEvaluation:
         sampling: half-width due to sampling.
         without_interval: why the group has no interval; empty if it has one.
         silent: mask of the sources that do not report.
+        one_sided: why the arrived records bound an extreme on one side only; empty if they bound both sides.
     """
 
     batch: GroupBatch
@@ -346,6 +353,7 @@ class BatchEvaluation:
     sampling: FloatArray
     without_interval: list[str]
     silent: BoolArray
+    one_sided: str = ""
 
     @property
     def eligible(self) -> BoolArray:
@@ -410,12 +418,12 @@ class BatchEvaluation:
             key, reason, values = self.batch.groups[i].key, self.without_interval[i], numbers[i]
             eligible = not reason
             if eligible:
-                reason = "" if met[i] else reasons.get(key) or TOO_WIDE
+                reason = self.one_sided if met[i] else reasons.get(key) or TOO_WIDE
             else:
                 values = [self._scaled_up(i), *(nan,) * 5, *values[6:]]
             estimate, lower, upper, sampling, straggler, missing, come, expected, sampled = values
             result.append(
-                GroupPrediction(key, eligible, eligible and met[i], estimate, lower, upper, sampling, straggler,
+                GroupPrediction(key, eligible, not reason, estimate, lower, upper, sampling, straggler,
                                 missing, come, expected, sampled, reason)
             )  # fmt: skip
         return result
@@ -429,6 +437,8 @@ class BatchEvaluation:
         silent_share = np.where(total > 0, of_silent / np.where(total > 0, total, 1.0), 0.0)
         width = np.hypot(self.sampling, model.straggler_width)
         arrived = self.sample.arrived.sum(axis=0)
+        if (extremes := self.sample.extremes(model.measure)) is not None:
+            return self._extremes(extremes, arrived)
         least, greatest = model.certain_bounds(self.sample)
         lower, upper = np.maximum(model.estimate - width, least), np.minimum(model.estimate + width, greatest)
         straggler, missing = (model.straggler_width * np.sqrt(share) for share in (1 - silent_share, silent_share))
@@ -436,6 +446,21 @@ class BatchEvaluation:
             model.estimate, lower, upper, self.sampling, straggler, missing, arrived, size,
             self.sample.count.sum(axis=0),
         )  # fmt: skip
+        table: list[list[float]] = np.stack(columns, axis=1).tolist()
+        return table
+
+    def _extremes(self, extremes: FloatArray, arrived: FloatArray) -> list[list[float]]:
+        """Returns `_numbers` of an extreme: the extreme of the arrived events, which reports round outwards.
+
+        The extreme itself bounds one side. The other side is bounded if few enough records are out. An infinite
+        half-width keeps an answer out of the record of errors.
+        """
+        sign, zero = 1.0 if self.model.measure == "max" else -1.0, np.zeros(len(extremes))
+        inner = extremes - sign * 2 * ROUNDED_RANGE * np.abs(extremes)
+        outer = np.where(self.met & (not self.one_sided), extremes, sign * math.inf)
+        lower, upper = np.minimum(inner, outer), np.maximum(inner, outer)
+        straggler = np.where(self.met & (self.one_sided != SILENT_EXTREMES), 0.0, math.inf)
+        columns = (extremes, lower, upper, zero, straggler, zero, arrived, self.model.size, arrived)
         table: list[list[float]] = np.stack(columns, axis=1).tolist()
         return table
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from typing import Any
 
 from center.early.calibration import ConformalRecord
 from center.early.window_prediction import GroupPrediction, Prediction
+from edgewater.arrivals.targets import EXTREMES
 from edgewater.model.accuracy import Accuracy
 
 COVERAGE_WINDOWS = 400  # limit: memory of past answers
@@ -39,7 +41,7 @@ class PastAnswers:
 
     def __init__(self, accuracy: Accuracy) -> None:
         self._accuracy = accuracy
-        self._intervals = ConformalRecord(accuracy.confidence, accuracy.scope)
+        self._intervals = ConformalRecord(accuracy.confidence, accuracy.scope, of_extremes=accuracy.kind in EXTREMES)
         self._waits: dict[int, int] = {}  # by start of a window, the slot until which the window waits
         self._answers: dict[int, _Answered] = {}
         self._covered: deque[float] = deque(maxlen=COVERAGE_WINDOWS)
@@ -95,13 +97,14 @@ class PastAnswers:
         Returns:
             Two lists over the groups with an interval: whether the interval contains the true value, and the error in
             half-widths of the model. Both lists are empty if a true value is not known. The errors are empty if the
-            answer's interval was not bounded.
+            answer's interval was not bounded, and without the groups whose half-width is infinite.
         """
         predicted = [p for p in first.by_group if p.eligible]
         known = [(p, truth) for p in predicted if (truth := truths.get(p.key)) is not None]
         if len(known) < len(predicted):
             return [], []
-        ratios = [_error_ratio(p, truth, first.widening) for p, truth in known] if first.bounded else []
+        finite = [] if not first.bounded else [(p, truth) for p, truth in known if math.isfinite(p.half_width)]
+        ratios = [_error_ratio(p, truth, first.widening) for p, truth in finite]
         return [_contains(p, truth) for p, truth in known], ratios
 
     def covered_share(self, contained: Sequence[bool]) -> float | None:

@@ -29,7 +29,7 @@ import numpy as np
 from center.early.calibration import ALARM_THRESHOLD, OFFSETS, Calibration
 from edgewater.arrivals import SlotGrid
 from edgewater.arrivals.stragglers import DEFAULT_FACTOR, SILENT_SUBSTREAMS, StragglerModel, Stragglers
-from edgewater.arrivals.targets import COUNTS, AccuracyTarget, MeasureKind, check_measure
+from edgewater.arrivals.targets import COUNTS, NOT_PREDICTED, AccuracyTarget, MeasureKind, check_measure
 from edgewater.arrivals.triangle import LONG, ArrivalTriangle
 from edgewater.arrivals.values import LateValues, ValueHistory
 from edgewater.arrivals.window_model import LateRatio, WindowModel, WindowSample, model_window
@@ -301,7 +301,7 @@ class EarlyTrigger:
         if (self.model.weight[silent] < SILENT_SUBSTREAMS).any():
             return True
         width = max(DEFAULT_FACTOR, self.quantile) * float(np.sqrt((stragglers.deviation[silent] ** 2).sum()))
-        if self.measure == "records":
+        if self.measure in NOT_PREDICTED:
             width += float(stragglers.expected[silent].sum())
         return width > 0.95 * self.target.error * float(model.size.sum())
 

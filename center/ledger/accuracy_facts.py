@@ -54,7 +54,7 @@ def with_accuracy(
     # The counters of an open slice arrive with its close. Until then, the arrival counts give the number of records.
     observed = facts.observed if prediction is None else max(facts.observed, round(prediction.arrived))
     stated = AccuracyFacts(
-        accuracy.measure,
+        ", ".join(accuracy.measures),
         _describe_sampling(spec, sampled_because if is_sampled else None, unknown_sample),
         waited,
         coverage,
@@ -67,11 +67,11 @@ def with_accuracy(
     predicted: Predicted | None = None
     if prediction is not None:
         stated = _with_prediction(stated, prediction, observed, of_records=of_records)
-        predicted = _predicted(prediction, accuracy.measure, early_accuracy.confidence, of_records=of_records)
+        predicted = _predicted(prediction, stated.measure, early_accuracy.confidence, of_records=of_records)
     elif unknown_sample:
         # The data do not determine the values, and nothing predicts them.
         stated = replace(stated, error=dict.fromkeys(("sampling", "straggler")) | {"missing": _missing(facts)})
-        predicted = Predicted(accuracy.measure, of_records)
+        predicted = Predicted(stated.measure, of_records)
     deviations = facts.deviations
     if predicted is not None:  # it stands for late records, too
         deviations = tuple(d for d in deviations if d.cause is not Cause.MAY_CHANGE)

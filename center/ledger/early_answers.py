@@ -25,7 +25,6 @@ from center.ledger.losses import MAX_AHEAD_MS, Losses
 from center.ledger.state import EstimatorLogEntry, QueryState, StateEntry, StateTable, WindowState
 from center.ledger.time_windows import TimeWindowBook
 from edgewater.answers import Phase
-from edgewater.arrivals.targets import COUNTS
 from edgewater.base.streams import EdgeId
 from edgewater.model.accuracy import report_schedule
 from edgewater.model.edge_records import EdgeRecord
@@ -269,5 +268,5 @@ def _counted(spec: QuerySpec) -> tuple[object, ...]:
     assert spec.accuracy is not None
     measure = next(m for m in spec.measures if m.name == spec.accuracy.measure)
     schedule = report_schedule(spec.window, spec.accuracy, spec.lateness_ms)
-    counted = None if spec.accuracy.early_kind in COUNTS else measure.argument
+    counted = None if spec.accuracy.early_kind == "records" else measure.argument
     return spec.stream, spec.lookups, spec.where, counted, tuple(spec.group_by), schedule, spec.lateness_ms

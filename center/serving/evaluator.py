@@ -212,7 +212,7 @@ class _Line:
     def _records_out(self, stack: Stack, keys: Mapping[str, pa.Array], predicted: Predicted) -> RecordsOut | None:
         """Returns the records that may be out of an early answer's synopsis; None: it is not known how many."""
         spec, name, count = self.spec, self.measure.name, record_count(self.spec)
-        if name != predicted.measure or spec.accuracy is None or spec.accuracy.measure != name:
+        if not predicted.measure or spec.accuracy is None or name not in spec.accuracy.measures:
             return None
         stacks = {name: stack}
         if count is not None:

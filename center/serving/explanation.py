@@ -219,7 +219,7 @@ def _predicted_parts(
         ("missing", "records of edges that have stopped reporting"),
     )
     for cause, what in causes:
-        if measure.name != predicted.measure:
+        if measure.name not in predicted.measures:
             parts.append(_part(cause, None, None, f"{what}: {NO_BOUND} for a measure that is not estimated"))
             continue
         width = error.get(cause)

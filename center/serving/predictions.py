@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
@@ -13,8 +13,9 @@ import pyarrow as pa
 from center.serving.measures import MeasureQuestions
 from center.serving.withheld import record_count
 from edgewater.answers import Bounds, Predicted
-from edgewater.model.accuracy import Accuracy, group_key, group_values
-from edgewater.model.early_synopses import RANKS, split_confidence
+from edgewater.arrivals.targets import EXTREMES
+from edgewater.model.accuracy import group_key, group_values
+from edgewater.model.early_synopses import RANKS, SAMPLES, split_confidence
 from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import Count, Estimates, FloatArray, GroupedAggregate, IntArray, KllStack, Question, Stack
@@ -38,6 +39,8 @@ def with_prediction(
         return estimates.without_bounds()
     columns = _columns(predicted, groups, len(estimates))
     value = np.where(np.isnan(columns[0]), estimates.value, columns[0])
+    if measure.function.name in EXTREMES:  # reports round the extreme of the same records
+        value = np.fmin(np.fmax(estimates.value, columns[1]), columns[2])
     # Predictions are float64; of integers beyond 2^53 an interval may be narrower than their rounding.
     margin = np.where(np.abs(value) >= 2.0**53, np.abs(value) * _PREDICTION_ROUNDING, 0.0)
     columns = np.array([value, columns[1] - margin, columns[2] + margin])
@@ -63,17 +66,15 @@ class RecordsOut:
     """The records of each row that may be out of an early answer, for an accuracy about a synopsis.
 
     Attributes:
-        measure: name of the synopsis' measure.
-        missing: float64 per row, the most records that the data lack; NaN: nothing is predicted of the row; infinite:
-            the data have more records than were predicted.
+        missing: by measure, float64 per row, the most records that the data lack; NaN: nothing is predicted of the row;
+            infinite: the data have more records than were predicted.
         confidence: probability that they are not more.
-        own_confidence: confidence of the synopsis' own interval, if a reader asks for none.
+        own_confidence: by measure, the confidence of the synopsis' own interval, if a reader asks for none.
     """
 
-    measure: str
-    missing: FloatArray
+    missing: dict[str, FloatArray]
     confidence: float
-    own_confidence: float
+    own_confidence: dict[str, float]
 
     @classmethod
     def of(
@@ -83,35 +84,37 @@ class RecordsOut:
 
         Args:
             groups: the rows' key columns.
-            stacks: the rows' merged data by measure: the accuracy's measure, and a count() if there is one.
+            stacks: the rows' merged data by measure: measures of the accuracy, and a count() if there is one.
         """
         accuracy = spec.accuracy
         if accuracy is None or predicted is None or not predicted.of_records:
             return None
-        (measure,) = (m for m in spec.measures if m.name == accuracy.measure)
-        stack, count = stacks[measure.name], record_count(spec)
-        # Without a count of all records, the synopsis has the number of its values. It is not larger.
-        merged = stack.query(Count()) if count is None else stacks[count.name].query()
-        upper = _columns(predicted, groups, len(stack))[2]
-        missing = np.where(merged.value > upper * (1 + _ROUNDING), np.inf, np.maximum(upper - merged.value, 0.0))
-        own = split_confidence(measure, accuracy.confidence)[1]
-        return cls(measure.name, missing, predicted.confidence or 0.0, own)
+        count, missing, own = record_count(spec), {}, {}
+        for measure in (m for m in spec.measures if m.name in accuracy.measures and m.name in stacks):
+            stack = stacks[measure.name]
+            # Without a count of all records, the synopsis has the number of its values. It is not larger.
+            merged = stack.query(Count()) if count is None else stacks[count.name].query()
+            upper = _columns(predicted, groups, len(stack))[2]
+            exceeds = merged.value > upper * (1 + _ROUNDING)
+            missing[measure.name] = np.where(exceeds, np.inf, np.maximum(upper - merged.value, 0.0))
+            own[measure.name] = split_confidence(measure, accuracy.confidence)[1]
+        return cls(missing, predicted.confidence or 0.0, own)
 
     def asked(self, measure: Measure, questions: MeasureQuestions) -> MeasureQuestions:
         """Returns the questions, with the confidence with which the synopsis keeps its part of the accuracy."""
-        if measure.name != self.measure or questions.confidence is not None or self.own_confidence >= 1.0:
-            return questions
-        return replace(questions, confidence=self.own_confidence)
+        own = self.own_confidence.get(measure.name, 1.0)
+        return questions if questions.confidence is not None or own >= 1.0 else replace(questions, confidence=own)
 
     def widen(
-        self, stack: Stack, estimates: Estimates, question: Question | None, rows: IntArray | None = None
+        self, name: str, stack: Stack, estimates: Estimates, question: Question | None, rows: IntArray | None = None
     ) -> Estimates:
         """Widens the answer to a question. Rows of which it is not known how many records are out have no bounds.
 
         Args:
+            name: the measure.
             rows: the row of each estimate; None: there is one per row.
         """
-        missing = self.missing if rows is None else self.missing[rows]
+        missing = self.missing[name] if rows is None else self.missing[name][rows]
         unknown = np.isnan(missing)
         widened = with_missing_records(stack, question, estimates, np.where(unknown, 0.0, missing))
         lower, upper = (np.where(unknown, np.nan, bound) for bound in (widened.lower, widened.upper))
@@ -126,31 +129,35 @@ class SynopsisAccuracy:
     values is a fraction of that number.
 
     Attributes:
-        worst: the largest error of a value; infinite: a value has lost a bound.
+        functions: the function of each measure of the accuracy.
+        records: float64 per row, the merged records; None without a count() in the query. A sample only estimates them.
+        worst: by measure, the largest error of a value; infinite: a value has lost a bound.
     """
 
-    accuracy: Accuracy
-    function: str
-    worst: float = 0.0
+    functions: Mapping[str, str]
+    records: FloatArray | None = None
+    worst: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, spec: QuerySpec) -> Self | None:
-        """Returns None unless the accuracy is about a synopsis."""
-        accuracy = spec.accuracy
-        if accuracy is None or accuracy.kind != "records":
-            return None
-        return cls(accuracy, next(m.function.name for m in spec.measures if m.name == accuracy.measure))
-
-    @property
-    def measure(self) -> str:
-        return self.accuracy.measure
-
-    def note(
-        self, stack: Stack, before: Estimates, widened: Estimates, missing: FloatArray, rows: IntArray | None
-    ) -> None:
-        """Takes account of the synopsis' values.
+    def of(cls, spec: QuerySpec, stacks: Mapping[str, Stack]) -> Self | None:
+        """Returns None unless the accuracy is about a synopsis.
 
         Args:
+            stacks: the rows' merged data by measure.
+        """
+        accuracy, count = spec.accuracy, record_count(spec)
+        if accuracy is None or accuracy.kind != "records":
+            return None
+        functions = {m.name: m.function.name for m in spec.measures if m.name in accuracy.measures}
+        return cls(functions, None if count is None else stacks[count.name].query().value)
+
+    def note(
+        self, name: str, stack: Stack, before: Estimates, widened: Estimates, missing: FloatArray, rows: IntArray | None
+    ) -> None:
+        """Takes account of the values of a measure.
+
+        Args:
+            name: the measure.
             missing: the most records that each row lacks; NaN: unknown, so nothing is promised of the row.
             rows: the row of each estimate; None: there is one per row.
         """
@@ -161,18 +168,22 @@ class SynopsisAccuracy:
         value, lower, upper = (getattr(widened, name)[promised] for name in ("value", "lower", "upper"))
         lost = np.isfinite(before.lower[promised]) & np.isnan(lower)
         lost |= np.isfinite(before.upper[promised]) & np.isnan(upper)
-        if self.function == "distinct":
+        if self.functions[name] in SAMPLES:  # the accuracy is about the records that the sample lacks
+            lost = np.isinf(missing[at][promised])
+        if self.functions[name] == "distinct":
             with np.errstate(divide="ignore", invalid="ignore"):
                 error = np.fmax((value - lower) / np.maximum(lower, 1.0), (upper - value) / np.maximum(upper, 1.0))
         else:
-            count, out = stack.query(Count()).value[at][promised], missing[at][promised]
-            if self.function in RANKS:
+            records = self.records if self.functions[name] in SAMPLES else None
+            count = (stack.query(Count()).value if records is None else records)[at][promised]
+            out = missing[at][promised]
+            if self.functions[name] in (*RANKS, *SAMPLES):
                 own = stack.rank_errors(before.confidence)[at][promised] if isinstance(stack, KllStack) else 0.0
                 with np.errstate(invalid="ignore"):
                     error = (own * count + out) / np.maximum(count + out, 1.0)
             else:
                 error = np.fmax(upper - value, value - lower) / np.maximum(count + out, 1.0)
-        self.worst = max(self.worst, float(np.where(lost, np.inf, error).max()))
+        self.worst[name] = max(self.worst.get(name, 0.0), float(np.where(lost, np.inf, error).max()))
 
 
 def add_expected(aggregate: GroupedAggregate, predicted: Predicted | None) -> None:

@@ -268,7 +268,7 @@ def answer_rows(
     is_subset = codes is not None
     data = _selected_data(record, spec, questions, merged, is_sorted, codes)
     groups, order = data.groups, data.codes
-    facts, accuracy = record.facts, SynopsisAccuracy.of(spec)
+    facts, accuracy = record.facts, SynopsisAccuracy.of(spec, data.stacks)
     out = RecordsOut.of(spec, facts.predicted, groups, data.stacks)
     lacking = Lacking.of(facts, groups, len(order))
     widening = Widening(groups, data.withheld, lacking, facts.predicted, out, accuracy)
@@ -318,7 +318,7 @@ def _column(
         evaluated.own,
         withheld.excess.get(name),
         name in withheld.without_bound,
-        accuracy.worst if accuracy is not None and accuracy.measure == name else 0.0,
+        0.0 if accuracy is None else accuracy.worst.get(name, 0.0),
         function,
     )
 

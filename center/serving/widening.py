@@ -190,8 +190,8 @@ class Widening:
             self.withheld.note_late(measure, estimates, widened)
         if lacking.is_unknown.any():
             return widened
-        if self.accuracy is not None and self.accuracy.measure == measure.name:
-            self.accuracy.note(stack, estimates, widened, missing, rows)
+        if self.accuracy is not None and measure.name in self.accuracy.functions:
+            self.accuracy.note(measure.name, stack, estimates, widened, missing, rows)
         return widened
 
     def _predicted(
@@ -205,12 +205,12 @@ class Widening:
     ) -> Estimates:
         """Widens the values of an answer with predictions, which stand for records that edges will still count."""
         has_bounds = not self.lacking.may_count_twice and not self.lacking.lacks_excluded_records
-        if self.out is None or self.out.measure != measure.name or not has_bounds:
+        if self.out is None or measure.name not in self.out.missing or not has_bounds:
             result = with_prediction(estimates, measure, predicted, self.keys)
             return result if has_bounds else result.without_bounds()
-        widened = self.out.widen(stack, estimates, question, rows)
+        widened = self.out.widen(measure.name, stack, estimates, question, rows)
         if self.accuracy is not None:
-            self.accuracy.note(stack, estimates, widened, self.out.missing, rows)
+            self.accuracy.note(measure.name, stack, estimates, widened, self.out.missing[measure.name], rows)
         return widened
 
 

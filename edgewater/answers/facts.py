@@ -141,7 +141,8 @@ class Predicted:
     """An interval that stands for records which have not arrived.
 
     Attributes:
-        measure: the measure whose values are predicted; empty: no measure, as in a union of several windows.
+        measure: the measure whose values are predicted; empty: no measure, as in a union of several windows. Of
+            records, there may be several, separated by ", ".
         of_records: the interval is about the number of records of a synopsis, not about values of the measure.
         confidence: probability that the interval contains the value; None: it has no bounds.
         interval: the interval of a query without groups.
@@ -153,6 +154,10 @@ class Predicted:
     confidence: float | None = None
     interval: Bounds = (None, None, None)
     groups: Mapping[str, Bounds] | None = None
+
+    @property
+    def measures(self) -> list[str]:
+        return self.measure.split(", ") if self.measure else []
 
 
 @dataclass(frozen=True, slots=True)

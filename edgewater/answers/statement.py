@@ -293,7 +293,7 @@ def _of_values(facts: Facts, columns: Sequence[CellColumn], spec: QuerySpec) -> 
                 violations.append(Violation(code, f"{name}: a value may be off {stated}{by}{allowed}"))
             if column.has_lost_bound and name not in budget.measures and not may_change:
                 violations.append(_unbounded(name))
-        if accuracy is None or accuracy.measure != name:
+        if accuracy is None or name not in accuracy.measures:
             continue
         if accuracy.kind is not None and own.has_odd:
             violations.append(Violation(ACCURACY, f"{name}: a value is NaN or infinite"))
@@ -453,7 +453,8 @@ def _over_budget(facts: Facts, spec: QuerySpec) -> list[Violation]:
     measures = {m.name: m for m in spec.measures}
     why = "" if spec.byte_budget is None else "; budget.bytes does not permit more values"
     for name, bound in sorted(facts.withheld.items()):
-        if accuracy is not None and name == accuracy.measure and (accuracy.stands_for_missing or facts.predicted):
+        is_promised = spec.accuracy is not None and name in spec.accuracy.measures
+        if accuracy is not None and is_promised and (accuracy.stands_for_missing or facts.predicted):
             continue  # a prediction counts records whose values edges withhold, too
         # The comparisons treat NaN as beyond the limit.
         worst, limit = float(np.maximum(bound.above, bound.below)), limits.get(name)
@@ -507,7 +508,7 @@ def _prediction(predicted: Predicted) -> dict[str, Any]:
         return {}
     bounds = dict(zip(("estimate", "lower", "upper"), predicted.interval, strict=True))
     of = {"of": "records"} if predicted.of_records else {}
-    return {predicted.measure: {**bounds, "confidence": predicted.confidence, **of}}
+    return {name: {**bounds, "confidence": predicted.confidence, **of} for name in predicted.measures}
 
 
 def _function_accuracy(spec: QuerySpec, function: FunctionErrors) -> dict[str, Any]:

@@ -162,5 +162,7 @@ def true_values(counts: Sequence[ArrivalCounts], start_ms: int, edges: Sequence[
     if counts[0].kind == "mean":
         known &= events > 0
         total = total / np.maximum(events, 1.0)
-    values = events if counts[0].kind in COUNTS else total
+    if (extremes := sample.extremes(counts[0].kind)) is not None:
+        total, known = extremes, np.isfinite(extremes)
+    values = events if extremes is None and counts[0].kind in COUNTS else total
     return [value if is_known else None for value, is_known in zip(values.tolist(), known.tolist(), strict=True)]

@@ -42,6 +42,8 @@ _MAX_ROWS = 1 << 18
 """The largest product of the numbers of sub-streams and of groups of a report. A reader needs memory for each pair."""
 ROUNDED_SUM = 2.0**-29  # derived: from the bits of `_SUM`
 """Largest relative error of a reported sum of values."""
+ROUNDED_RANGE = 2.0**-12  # derived: from the bits of `_PRECISE`
+"""Largest relative distance of a reported range from the range of the values. It is rounded outwards."""
 _SUM, _PRECISE = 5, 3  # format: of reports
 """Bytes of a rounded float64. They have 28 and 12 bits of the mantissa."""
 _STEPS = 16.0

@@ -9,7 +9,7 @@ from typing import Literal
 
 from edgewater.base.errors import InvalidInput, InvalidQuery
 
-MeasureKind = Literal["mean", "sum", "count", "records"]
+MeasureKind = Literal["mean", "sum", "count", "min", "max", "records"]
 """The kind of value that is estimated before all records have arrived.
 
 ``records``: the measure is a synopsis. The number of missing records then widens its intervals
@@ -17,9 +17,13 @@ MeasureKind = Literal["mean", "sum", "count", "records"]
 """
 GroupScope = Literal["each", "all"]
 
+EXTREMES: tuple[MeasureKind, ...] = ("min", "max")
+"""The kinds that keep their value with probability 1 - Q/N, if Q of N records are out."""
 MEASURES: tuple[MeasureKind, ...] = ("mean", "sum", "count")
-COUNTS: tuple[MeasureKind, ...] = ("count", "records")
-"""The kinds for which only the number of records matters, not their values."""
+NOT_PREDICTED: tuple[MeasureKind, ...] = ("records", *EXTREMES)
+"""The kinds that expected stragglers do not correct: each record that is out counts towards the error."""
+COUNTS: tuple[MeasureKind, ...] = ("count", *NOT_PREDICTED)
+"""The kinds whose decision depends only on the number of records."""
 SCOPES: tuple[GroupScope, ...] = ("each", "all")
 
 ZERO_MEAN_STANDARD_ERRORS = 4.0
@@ -30,8 +34,8 @@ def check_measure(
 ) -> MeasureKind:
     """Returns the name of a measure, if its value can be estimated before its stragglers have arrived.
 
-    For variances, extremes and functions, the needed sample sizes are known (`center.early`). But there is no bound for
-    how much the missing records would change the value.
+    For variances and functions, the needed sample sizes are known (`center.early`). But there is no bound for how much
+    the missing records would change the value.
 
     Args:
         also: other measures that the caller accepts.
@@ -39,12 +43,12 @@ def check_measure(
     Raises:
         error: the measure cannot be answered early. The message lists the alternatives.
     """
-    for known in MEASURES:
+    for known in (*MEASURES, *EXTREMES):
         if name == known:
             return known
     raise error(
         field, name,
-        f"{', '.join((*MEASURES, *also))}; for a proportion, the mean of an expression that is 0 or 1; "
+        f"{', '.join((*MEASURES, *EXTREMES, *also))}; for a proportion, the mean of an expression that is 0 or 1; "
         "for other measures a staleness budget, which answers on time from the records that have arrived",
         "there is no bound for how much stragglers would change its value",
     )  # fmt: skip

@@ -20,7 +20,7 @@ import numpy as np
 
 from edgewater.arrivals.report import ROUNDED_SUM
 from edgewater.arrivals.sample_size import neyman_sizes
-from edgewater.arrivals.targets import COUNTS, MeasureKind
+from edgewater.arrivals.targets import COUNTS, EXTREMES, NOT_PREDICTED, MeasureKind
 from edgewater.synopses import BoolArray, FloatArray, normal_quantile
 
 _SIZE_ROUNDS, _SIZE_TOLERANCE = 8, 0.02
@@ -59,6 +59,14 @@ class WindowSample:
             self.arrived[:, column], self.count[:, column], self.total[:, column], self.squares[:, column], by_lag,
             self.least[:, column], self.greatest[:, column],
         )  # fmt: skip
+
+    def extremes(self, kind: MeasureKind) -> FloatArray | None:
+        """Returns the least or the greatest value of the arrived events, per trigger, as reports round it outwards;
+        None for a kind that is no extreme.
+        """
+        if kind not in EXTREMES:
+            return None
+        return np.asarray(self.least.min(axis=0) if kind == "min" else self.greatest.max(axis=0))
 
     def means(self, fallback: FloatArray) -> FloatArray:
         return np.asarray(np.where(self.count > 0, self.total / np.maximum(self.count, 1.0), fallback))
@@ -144,14 +152,15 @@ class WindowModel:
         """Returns per trigger whether the interval is within the relative error. The result is false for an estimate of
         zero.
 
-        For the measure "records", the number of expected records that have not arrived is added to the half-width.
+        For measures that are `NOT_PREDICTED`, the number of expected records that have not arrived is added to the
+        half-width.
 
         Args:
             error: relative error.
             sampling: half-width due to sampling, [trigger].
         """
         estimate, out = np.abs(self.estimate), 0.0
-        if self.measure == "records":
+        if self.measure in NOT_PREDICTED:
             out = np.maximum(self.size - self.arrived.sum(axis=0), 0.0)
         return np.asarray((estimate > 0) & (np.hypot(sampling, self.straggler_width) + out <= error * estimate))
 

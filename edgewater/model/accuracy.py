@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from edgewater.arrivals.schedule import ReportSchedule
 from edgewater.arrivals.targets import (
+    NOT_PREDICTED,
     SCOPES,
     AccuracyTarget,
     GroupScope,
@@ -19,7 +20,7 @@ from edgewater.arrivals.targets import (
 )
 from edgewater.base.errors import InvalidQuery, did_you_mean
 from edgewater.base.quantities import duration_ms, format_duration, fraction, require_keys
-from edgewater.model.early_synopses import EARLY_SYNOPSES, own_error, split_confidence, straggler_share
+from edgewater.model.early_synopses import EARLY_SYNOPSES, SAMPLES, own_error, split_confidence, straggler_share
 from edgewater.model.windows import CalendarWindow, SlidingWindow, Window
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Accuracy:
 
     Attributes:
         measure: name of the measure for which the accuracy holds.
+        others: names of further measures for which it holds. All of them are synopses then.
         kind: the kind of value that is estimated before all records have arrived; None for a function of a sample,
             which is not answered early.
         substream_ms: length f of a sub-stream, a divisor of the window's slices; None for the default length.
@@ -59,6 +61,7 @@ class Accuracy:
     scope: GroupScope | None = None
     range: tuple[float, float] | None = None
     delays_ms: int | None = None
+    others: tuple[str, ...] = ()
 
     @classmethod
     def from_mapping(
@@ -72,7 +75,7 @@ class Accuracy:
         if mapping is None:
             return None
         fields = require_keys(mapping, "accuracy", KEYS, InvalidQuery)
-        measure = _measure(fields.get("measure"), measures)
+        measure, *others = chosen = _measures(fields.get("measure"), measures)
         sampled = measure.function.sample is not None
         if not isinstance(window, SlidingWindow) and not sampled:
             reason = "the end of a session window is known only after it has passed"
@@ -97,18 +100,29 @@ class Accuracy:
             _scope(fields.get("scope"), group_by),
             _range(fields.get("range"), measure),
             None if delays is None else duration_ms(delays, "accuracy.delays", InvalidQuery, minimum_ms=1),
+            tuple(m.name for m in others),
         )
         report_schedule(window, result, 0)
-        if result.kind == "records":
-            _check_synopsis(result, measure, measures)
+        for each in chosen if result.kind in NOT_PREDICTED else ():
+            _check_share(result, each, measures)
         return result
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """The names of all measures for which the accuracy holds. Each interval has the confidence by itself."""
+        return self.measure, *self.others
+
+    @property
+    def named(self) -> str | list[str]:
+        """The measures, as a query names them."""
+        return list(self.measures) if self.others else self.measure
 
     def to_mapping(self) -> dict[str, object]:
         """Returns the canonical mapping, which `from_mapping` accepts."""
         result: dict[str, object] = {
             "error": _percentage_text(self.error),
             "confidence": _percentage_text(self.confidence),
-            "measure": self.measure,
+            "measure": self.named,
         }
         if self.substream_ms is not None:
             result["substream"] = format_duration(self.substream_ms)
@@ -122,7 +136,7 @@ class Accuracy:
 
     def to_contract(self) -> Mapping[str, object]:
         """Returns the member ``requested`` of an answer's contract."""
-        result: dict[str, object] = {"error": self.error, "confidence": self.confidence, "measure": self.measure}
+        result: dict[str, object] = {"error": self.error, "confidence": self.confidence, "measure": self.named}
         return result if self.scope is None else {**result, "scope": self.scope}
 
     @property
@@ -131,17 +145,17 @@ class Accuracy:
         assert self.kind is not None
         return self.kind
 
-    def of_records(self, measure: Measure, withheld: float = 0.0) -> Accuracy:
-        """Returns the accuracy for the number of records, if this accuracy is for a synopsis.
+    def of_records(self, measures: Sequence[Measure], withheld: float = 0.0) -> Accuracy:
+        """Returns the accuracy for the number of records, if this accuracy is for a synopsis or an extreme.
 
         Its error is the part of this error that is left for missing records.
 
         Args:
-            measure: the synopsis.
+            measures: the measures of the accuracy.
             withheld: the fraction of a group's records that edges may withhold.
         """
-        share = straggler_share(measure, self.error, self.confidence, withheld)
-        return replace(self, error=share, confidence=split_confidence(measure, self.confidence)[0])
+        share = min(straggler_share(m, self.error, self.confidence, withheld) for m in measures)
+        return replace(self, error=share, confidence=max(split_confidence(m, self.confidence)[0] for m in measures))
 
     @property
     def target(self) -> AccuracyTarget:
@@ -154,8 +168,8 @@ def _kind(function: str) -> MeasureKind:
     return check_measure(function, "accuracy.measure", also=EARLY_SYNOPSES)
 
 
-def _check_synopsis(accuracy: Accuracy, measure: Measure, measures: Sequence[Measure]) -> None:
-    """Raises InvalidQuery if an accuracy for a synopsis cannot be met, or cannot be verified."""
+def _check_share(accuracy: Accuracy, measure: Measure, measures: Sequence[Measure]) -> None:
+    """Raises InvalidQuery if an accuracy for a synopsis or an extreme cannot be met, or cannot be verified."""
     name, function = measure.name, measure.function.name
     if straggler_share(measure, accuracy.error, accuracy.confidence) <= 0:
         own = own_error(measure, split_confidence(measure, accuracy.confidence)[1])
@@ -164,11 +178,12 @@ def _check_synopsis(accuracy: Accuracy, measure: Measure, measures: Sequence[Mea
             raise InvalidQuery("accuracy.error", f"{100 * accuracy.error:.12g}%", accepted)
         accepted = "a quantile between 0 and 1, both excluded"
         raise InvalidQuery(f"measures.{name}", measure.to_text(), accepted, "any record that is out may move it")
-    if function == "distinct" and not any(m.is_record_count for m in measures):
-        accepted = "a count() beside distinct, such as n: count()"
+    if function in ("distinct", *SAMPLES) and not any(m.is_record_count for m in measures):
+        accepted = f"a count() beside {function}, such as n: count()"
         reason = "the number of records in an early answer is not known without it"
         raise InvalidQuery("measures", [m.name for m in measures], accepted, reason)
-    if accuracy.scope == "all" and split_confidence(measure, accuracy.confidence)[1] < 1:
+    is_certain = accuracy.kind == "records" and split_confidence(measure, accuracy.confidence)[1] == 1
+    if accuracy.scope == "all" and not is_certain:
         raise InvalidQuery(
             "accuracy.scope", "all", "each", f"the intervals of {function} hold for each group by itself"
         )
@@ -220,18 +235,26 @@ def _range(value: object, measure: Measure) -> tuple[float, float] | None:
     raise InvalidQuery("accuracy.range", value, f"[least, greatest] of the values, numbers within ±{_MAX_VALUE:g}")
 
 
-def _measure(name: object, measures: Sequence[Measure]) -> Measure:
-    names = ", ".join(m.name for m in measures)
-    if name is None:
+def _measures(named: object, measures: Sequence[Measure]) -> list[Measure]:
+    """Returns the measures that an accuracy names: one measure, or several synopses."""
+    names, accepted = [m.name for m in measures], f"one of the measures {', '.join(m.name for m in measures)}"
+    if named is None:
         if len(measures) != 1:
             reason = "the query has several" if measures else "the query has none with a name"
-            raise InvalidQuery("accuracy.measure", None, f"one of the measures {names}", reason)
-        return measures[0]
-    found = next((m for m in measures if m.name == name), None)
-    if found is None:
-        reason = f"unknown measure{did_you_mean(name, [m.name for m in measures])}"
-        raise InvalidQuery("accuracy.measure", name, f"one of the measures {names}", reason)
-    return found
+            raise InvalidQuery("accuracy.measure", None, accepted, reason)
+        return [measures[0]]
+    chosen: list[Measure] = []
+    for name in named if isinstance(named, list) and named else [named]:
+        found = next((m for m in measures if m.name == name), None)
+        if found is None:
+            raise InvalidQuery("accuracy.measure", name, accepted, f"unknown measure{did_you_mean(name, names)}")
+        chosen += [] if found in chosen else [found]
+    values = [m.name for m in chosen if m.function.name not in EARLY_SYNOPSES]
+    if len(chosen) > 1 and values:
+        reason = f"edges report the values of one measure by delay, and {values[0]} needs its values"
+        accepted = f"one measure, or several of {', '.join(EARLY_SYNOPSES)}; or a query for each measure"
+        raise InvalidQuery("accuracy.measure", named, accepted, reason)
+    return chosen
 
 
 def report_schedule(window: object, accuracy: Accuracy | None, lateness_ms: int) -> ReportSchedule | None:

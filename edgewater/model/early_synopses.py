@@ -1,8 +1,8 @@
 """Synopses that may be answered early, and how the error of an accuracy is divided among its causes.
 
-A missing record changes a rank by at most one. It raises the frequency of an item, and the number of distinct values,
-by at most 1. So a bound for the number of missing records widens the interval of a synopsis
-(`edgewater.synopses.missing_records`). The values of these records do not matter.
+A missing record changes a rank by at most one. It raises the frequency of an item, the count of a bucket, and the
+number of distinct values, by at most 1. A sample lacks it. So a bound for the number of missing records widens the
+interval of a synopsis (`edgewater.synopses.missing_records`). The values of these records do not matter.
 
 Three parts of the error add up: the synopsis' own error, the records that edges withhold, and the missing records. The
 first two are known at the registration, so the rest is left for the missing records. Two probabilities of failure also
@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from edgewater.arrivals.targets import EXTREMES
 from edgewater.synopses.base import Quantile
 from edgewater.synopses.distinct.hyperloglog import STANDARD_ERROR
 from edgewater.synopses.intervals import dominated_quantile, normal_quantile
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from edgewater.model.measure import Measure
 
 RANKS = ("quantile", "quantiles", "kll")
-EARLY_SYNOPSES = (*RANKS, "distinct", "top_k")
+SAMPLES = ("reservoir", "bernoulli")
+EARLY_SYNOPSES = (*RANKS, "distinct", "top_k", "count_min", "equi_width", *SAMPLES)
 _ROUNDING = 1e-12  # derived: rounding of a sum
 """Shares up to this are rounding errors of their computation."""
 _RANK_MARGIN = 0.95  # limit: missing records
@@ -38,7 +40,7 @@ def split_confidence(measure: Measure, confidence: float) -> tuple[float, float]
 
     Their probabilities of failure add up to the probability of failure of `confidence`.
     """
-    if measure.function.name not in ("distinct", "kll"):
+    if measure.function.name not in ("distinct", "kll", *SAMPLES):
         return confidence, 1.0  # the bounds of the synopsis are certain
     each = 1 - (1 - confidence) / 2
     return each, each
@@ -58,7 +60,11 @@ def own_error(measure: Measure, confidence: float) -> float:
             return float(WORST_ERROR_TIMES_K / parameters["k"] * scale)
         case "top_k":
             return float(1 / (parameters["capacity"] or 10 * parameters["k"]))
-    return 0.0  # a quantile has an error of its value, but no error of its rank
+        case "count_min":
+            return float(math.e / parameters["width"])
+    # A quantile has an error of its value, but no error of its rank. A bucket is exact. Of a sample, the error is the
+    # fraction of the records that it cannot have selected.
+    return 0.0
 
 
 def straggler_share(measure: Measure, error: float, confidence: float, withheld: float = 0.0) -> float:
@@ -68,6 +74,8 @@ def straggler_share(measure: Measure, error: float, confidence: float, withheld:
     Args:
         withheld: the fraction of a group's records that edges may withhold.
     """
+    if measure.function.name in EXTREMES:  # the rest of the probability is for more missing records than expected
+        return (1 - confidence) / 2
     share = error - own_error(measure, split_confidence(measure, confidence)[1]) - withheld
     if measure.function.name in RANKS:
         asked = measure.question

@@ -17,6 +17,7 @@ import pyarrow as pa
 import yaml
 from sqlglot import exp
 
+from edgewater.arrivals.targets import NOT_PREDICTED
 from edgewater.base.errors import InvalidInput, InvalidQuery, did_you_mean
 from edgewater.base.plain_yaml import load_yaml
 from edgewater.base.quantities import (
@@ -339,14 +340,14 @@ class QuerySpec:
     def early_accuracy(self) -> Accuracy | None:
         """The accuracy that early answers wait for.
 
-        If the user's accuracy is for a synopsis, the returned accuracy is for the number of records.
+        If the user's accuracy is for a synopsis or an extreme, the returned accuracy is for the number of records.
         """
         accuracy = self.accuracy
-        if accuracy is None or accuracy.kind != "records":
+        if accuracy is None or accuracy.kind not in NOT_PREDICTED:
             return accuracy
-        (measure,) = (m for m in self.measures if m.name == accuracy.measure)
+        measures = [m for m in self.measures if m.name in accuracy.measures]
         budget = self.error_budget
-        return accuracy.of_records(measure, 0.0 if budget is None else dict(budget.relative)[measure.name])
+        return accuracy.of_records(measures, 0.0 if budget is None else dict(budget.relative)[accuracy.measure])
 
     @property
     def notes(self) -> list[str]:
@@ -649,8 +650,8 @@ def _check_beside(accuracy: Accuracy, budget: ErrorBudget, measures: tuple[Measu
         accepted = f"a percentage of at most {format_fraction(accuracy.error)}, which is accuracy.error"
         reason = "edges withhold a record from all measures, and complete answers have to keep the accuracy, too"
         raise InvalidQuery(f"budget.error.{name}", limits.get(name), accepted, reason)
-    (measure,) = (m for m in measures if m.name == name)
-    if accuracy.kind == "records" and (left := accuracy.of_records(measure, share).error) <= 0:
+    promised = [m for m in measures if m.name in accuracy.measures]
+    if accuracy.kind == "records" and (left := accuracy.of_records(promised, share).error) <= 0:
         accepted = f"a percentage below {100 * (share + left):.6g}%"
         reason = "the withheld records, the records that are out and the synopsis' own error share accuracy.error"
         raise InvalidQuery(f"budget.error.{name}", limits[name], accepted, reason)

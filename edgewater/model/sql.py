@@ -49,7 +49,7 @@ _OPTIONS = {
 }
 """The path of the YAML key that each option of WITH sets. `error_<measure>` is handled separately."""
 _ERROR = "error_"
-_LISTS_OF = {"edges": str, "accuracy_range": float}
+_LISTS_OF = {"edges": str, "accuracy_measure": str, "accuracy_range": float}
 """Options that are lists, and the type of an item."""
 _NO_JOIN = (
     "one stream; columns of a table come from the option lookup, as in WITH (lookup = '{halls: {key: device}}'), and"

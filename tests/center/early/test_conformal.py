@@ -47,3 +47,14 @@ def test_for_all_groups_simultaneously_the_largest_error_of_each_window_counts()
     windows = [[0.5] * 39 + [1.5]] * 40
     assert record(windows, "each").widening == 1.0
     assert record(windows, "all").widening == 1.5
+
+
+def test_an_extreme_is_stated_only_after_enough_windows_have_kept_theirs() -> None:
+    result = ConformalRecord(0.95, None, of_extremes=True)
+    told = []
+    for start_ms in range(60):
+        told.append(result.widening == 1.0)
+        result.add(start_ms, [10.0 if start_ms in (30, 32) else 0.0], result.widening)
+    assert not any(told[:20]) and all(told[20:31]), "twenty windows, each of which allows a twentieth of a miss"
+    assert not any(told[31:50]), "a miss, and soon another one"
+    assert ConformalRecord(0.95, None).widening == 1.0, "an interval of another measure needs no such record"

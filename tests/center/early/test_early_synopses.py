@@ -3,6 +3,7 @@ wide. Production edge cores, ledger and rendering under a virtual clock."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -109,6 +110,37 @@ def test_intervals_of_early_answers_contain_the_values_of_all_records(measure: s
     assert sum(met) >= 0.9 * len(met)
     complete = [e.answered_at_ms - e.window_end_ms for e in world.answers if e.phase is Phase.COMPLETE]
     assert np.mean([wait_ms(e) for e, _ in answers]) <= 0.5 * np.mean(complete)
+
+
+@pytest.mark.slow
+def test_several_synopses_share_an_accuracy_and_each_interval_contains_the_value_of_all_records() -> None:
+    """A histogram, frequencies, a sample, a quantile and distinct, in one query."""
+    windows, bounds = 24, (2.0, 14.0)
+    kept = {
+        "buckets": "equi_width(x, 0, 40, 8)", "items": "count_min(k, width=1024)", "drawn": "reservoir(x, 400)",
+        "p90": "quantile(x, 0.9)", "values": "distinct(x)", "n": "count()",
+    }  # fmt: skip
+    promised = [name for name in kept if name != "n"]
+    world = run("p90", windows=windows, measures=kept, accuracy={"measure": promised})
+    answers, held = early_answers(world), Counter[str]()
+    assert len(answers) >= windows - 5
+    for emission, answer in answers:
+        values, keys = values_of(world, emission.window_start_ms)
+        (row,), met = answer["data"], answer["contract"]["met"]
+        assert answer["contract"]["requested"]["measure"] == promised and met
+        assert answer["quality"]["prediction"].keys() == set(promised)
+        true = np.histogram(values, np.linspace(0, 40, 9))[0]
+        assert all(b["upper"] - b["lower"] <= 0.05 * len(values) for b in row["buckets"]["buckets"])
+        held["buckets"] += all(holds(b, n) for b, n in zip(row["buckets"]["buckets"], true, strict=True))
+        held["p90"] += holds(row["p90"], quantile_of(values, 0.9))
+        held["values"] += holds(row["values"], len(np.unique(values)))
+        assert row["drawn"]["mean"]["upper"] is None, "the values of the records that are out may be any"
+        asked = MeasureQuestions(items=("g0",), ranges=(bounds,))
+        of_asked = render(world.record(emission), world.query, asked)["data"][0]
+        held["items"] += holds(of_asked["items"]["items"][0], keys.count("g0"))
+        inside = float(((values >= bounds[0]) & (values <= bounds[1])).sum())
+        held["drawn"] += holds(of_asked["drawn"]["ranges"]["2:14"], inside)
+    assert min(held[name] for name in promised) >= least_covered(len(answers)), held
 
 
 @pytest.fixture(scope="module")

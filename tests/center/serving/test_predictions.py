@@ -13,7 +13,7 @@ from edgewater.answers.own_error import OwnError
 from edgewater.answers.statement import Contract, judged
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import Stack
-from edgewater.synopses.base import Quantile
+from edgewater.synopses.base import Mean, Quantile
 
 GROUPS = {"k": pa.array(["a", "b", "c"])}
 
@@ -52,7 +52,7 @@ def test_the_bound_of_the_number_of_records_less_the_merged_records_widens_each_
     assert out is not None
     question = Quantile(0.5)
     own = data["m"].query(question)
-    widened = out.widen(data["m"], own, question)
+    widened = out.widen("m", data["m"], own, question)
     assert widened.confidence == pytest.approx(0.9)
     assert [widened.lower[0], widened.upper[0]] == [own.lower[0], own.upper[0]], "no whole record is out"
     assert widened.lower[1] <= 47.5 and widened.upper[1] >= 52, "the ranks of 5 more records"
@@ -67,7 +67,7 @@ def test_a_count_of_all_records_excludes_records_without_a_value() -> None:
     with_count = RecordsOut.of(spec("quantile(x, 0.5)", n="count()"), predicted(a=104), GROUPS, both)
     without = RecordsOut.of(spec("quantile(x, 0.5)"), predicted(a=104), GROUPS, both)
     assert with_count is not None and without is not None
-    assert with_count.missing[0] == 4 and without.missing[0] == 44
+    assert with_count.missing["m"][0] == 4 and without.missing["m"][0] == 44
 
 
 def test_an_interval_wider_than_the_error_and_a_lost_bound_violate_the_accuracy() -> None:
@@ -76,12 +76,12 @@ def test_an_interval_wider_than_the_error_and_a_lost_bound_violate_the_accuracy(
     question = Quantile(0.9)
 
     def contract(**uppers: float) -> Contract:
-        out, accuracy = RecordsOut.of(query, predicted(**uppers), GROUPS, data), SynopsisAccuracy.of(query)
+        out, accuracy = RecordsOut.of(query, predicted(**uppers), GROUPS, data), SynopsisAccuracy.of(query, data)
         assert out is not None and accuracy is not None
         own = data["m"].query(question)
-        accuracy.note(data["m"], own, out.widen(data["m"], own, question), out.missing, None)
+        accuracy.note("m", data["m"], own, out.widen("m", data["m"], own, question), out.missing["m"], None)
         return judged(
-            Facts(1, 1, 1.0), [CellColumn("m", (), OwnError(), accuracy_error=accuracy.worst)], query
+            Facts(1, 1, 1.0), [CellColumn("m", (), OwnError(), accuracy_error=accuracy.worst["m"])], query
         ).contract
 
     assert contract(a=104).met
@@ -90,3 +90,20 @@ def test_an_interval_wider_than_the_error_and_a_lost_bound_violate_the_accuracy(
     for refuted_or_lost in (98, 120):
         (lost,) = contract(a=refuted_or_lost).violations
         assert lost.code == "accuracy" and "has no bound" in lost.message
+
+
+def test_a_sample_keeps_the_accuracy_if_few_enough_records_are_out_of_it() -> None:
+    query = spec("reservoir(x, 50)", n="count()")
+    data = stacks(query, 100, 100, 100)
+
+    def worst(**uppers: float) -> float:
+        out, accuracy = RecordsOut.of(query, predicted(**uppers), GROUPS, data), SynopsisAccuracy.of(query, data)
+        assert out is not None and accuracy is not None
+        own = data["m"].query(Mean())
+        widened = out.widen("m", data["m"], own, Mean())
+        assert np.isnan(widened.lower[0]), "the values of the records that are out may be any"
+        accuracy.note("m", data["m"], own, widened, out.missing["m"], None)
+        return accuracy.worst["m"]
+
+    assert worst(a=104) == pytest.approx(4 / 104)
+    assert worst(a=98) == np.inf, "more records than predicted"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -29,6 +30,9 @@ def spec(text: str, error: str = "5%", **parts: Any) -> QuerySpec:
         ("quantiles(x)", 0.0095),
         ("top_k(x, 10)", 0.04),
         ("top_k(x, 10, capacity=1000)", 0.049),
+        ("count_min(x, width=1024)", 0.05 - math.e / 1024),
+        ("equi_width(x, 0, 1)", 0.05),
+        ("max(x)", 0.025),
     ],
 )
 def test_the_error_less_the_certain_error_of_the_synopsis_remains_for_records_that_are_out(
@@ -86,15 +90,36 @@ def test_a_synopsis_that_cannot_keep_the_accuracy_is_refused() -> None:
         spec("var(x)")
 
 
-def test_distinct_needs_a_count_beside_it_and_no_simultaneous_intervals() -> None:
-    with refused(InvalidQuery, "measures"):
-        spec("distinct(x)", measures={"n": "sum(x)"})
+def test_distinct_and_samples_need_a_count_beside_them_and_no_simultaneous_intervals() -> None:
+    for text in ("distinct(x)", "reservoir(x)", "bernoulli(x, 0.1)"):
+        with refused(InvalidQuery, "measures"):
+            spec(text, measures={"n": "sum(x)"})
     scope: dict[str, Any] = {"accuracy": {"scope": "all"}, "group_by": ["k"]}
-    with refused(InvalidQuery, "accuracy.scope"):
-        spec("distinct(x)", **scope)
+    for text in ("distinct(x)", "reservoir(x)", "max(x)"):
+        with refused(InvalidQuery, "accuracy.scope"):
+            spec(text, **scope)
     assert spec("quantile(x, 0.5)", **scope).accuracy is not None
 
 
 def test_a_spec_with_an_accuracy_about_a_synopsis_is_read_back() -> None:
     made = spec("quantile(x, 0.9)", budget={"error": {"m": "1%"}})
     assert QuerySpec.from_mapping(made.to_mapping()) == made
+
+
+def test_an_accuracy_about_several_synopses_leaves_the_least_of_their_shares() -> None:
+    several: dict[str, Any] = {"measures": {"users": "distinct(x)"}, "accuracy": {"measure": ["m", "users"]}}
+    made = spec("quantile(x, 0.99)", **several)
+    assert QuerySpec.from_mapping(made.to_mapping()) == made
+    early = made.early_accuracy
+    assert early is not None and early.error == pytest.approx(0.0095), "a 99th percentile needs the most records"
+    assert early.confidence == pytest.approx(0.975), "the number of records is needed for distinct, too"
+    one = spec("quantile(x, 0.99)", accuracy={"measure": ["m"]})
+    assert one.accuracy is not None and one.accuracy.to_mapping()["measure"] == "m"
+
+
+@pytest.mark.parametrize(
+    ("named", "value"), [(["m", "total"], ["m", "total"]), (["m", "n"], ["m", "n"]), (["m", "x"], "x"), ([], [])]
+)
+def test_an_accuracy_about_several_measures_is_about_synopses_only(named: list[str], value: object) -> None:
+    with refused(InvalidQuery, "accuracy.measure", value):
+        spec("quantile(x, 0.5)", measures={"total": "sum(x)"}, accuracy={"measure": named})

@@ -259,3 +259,10 @@ def test_a_column_whose_name_looks_like_an_expression_is_read_back(column: str) 
 
 
 SMALL = {"name": "q", "from": "s", "measures": {"n": "count()"}, "window": {"tumbling": "1m"}}
+
+
+def test_an_accuracy_of_sql_may_be_about_several_synopses() -> None:
+    options = "WITH (accuracy = '30%', accuracy_measure = 'p90, top')"
+    spec = read(create("quantile(x, 0.9) AS p90, top_k(k, 5) AS top", options))
+    assert spec.accuracy is not None and spec.accuracy.measures == ("p90", "top")
+    assert read(to_sql(spec)) == spec
