@@ -350,9 +350,7 @@ class JobProgram:
         metrics, self.ledger = JobMetrics(), Ledger(AnswerMargin(50))
         self.store.load_ledger(self.ledger)
         self._writer = LedgerWriter(self.ledger, self.store, self.catalog, metrics, now_ms=process.now_ms)
-        applier = ObservedApplier(
-            self._writer, self.catalog, metrics, directory / "log", now_ms=process.now_ms, margin_ms=50
-        )
+        applier = ObservedApplier(self._writer, self.catalog, metrics, directory / "log", now_ms=process.now_ms)
         applier.process = process
         planner = FramePlanner(
             self.catalog, self._writer.consumed, BatchLimits(), process.monotonic,
