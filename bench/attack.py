@@ -17,8 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
-import shutil
 import socket
 import tempfile
 import threading
@@ -39,6 +37,7 @@ from bench.early_answers_e2e.__main__ import LiveListener, sleep_until
 from bench.early_answers_e2e.edges import PushSchedule, pusher, start_edges
 from bench.early_answers_e2e.machine import MachineSnapshot
 from bench.first_light.synthetic_edge import SyntheticEdge
+from bench.outcome import OUT, logs_kept_on_failure, store_result
 from bench.scale.processes import center_processes
 from edge.process import now_ms
 from edgewater.synopses import CountStack, GroupedAggregate
@@ -47,7 +46,6 @@ from edgewater.wire import Frame, FrameBody, Partial, SliceClose
 from edgewater.wire.synopsis_pb2 import Synopsis
 from sim.demo.run import Demo
 
-OUT = Path("bench/out")
 WINDOW_MS = 1_000
 EDGES = ("e0", "e1")
 ATTACKER = "evil"
@@ -318,20 +316,10 @@ def main(minutes: float, phase_s: float, sample_s: float, smoke: bool) -> None:
     warm_up_s = WARM_UP_S
     if smoke:
         phase_s, phases, warm_up_s = 3.0, 2, 3
-    directory = Path(tempfile.mkdtemp(prefix="edgewater-attack-"))
-    demo = Demo(directory, phase_s * phases)
-    try:
+    demo = Demo(Path(tempfile.mkdtemp(prefix="edgewater-attack-")), phase_s * phases)
+    with logs_kept_on_failure(demo):
         result = measure(demo, phase_s, phases, warm_up_s, 0.5 if smoke else sample_s)
-    except BaseException:
-        click.echo(f"logs: {directory}", err=True)
-        raise
-    else:
-        shutil.rmtree(directory, ignore_errors=True)
-    finally:
-        demo.stop()
-    OUT.mkdir(parents=True, exist_ok=True)
-    (OUT / "attack.json").write_text(json.dumps(result, indent=1) + "\n")
-    click.echo(json.dumps(result, indent=1))
+    click.echo(store_result(OUT / "attack.json", result))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ import click
 import numpy as np
 import psutil
 
+from bench.outcome import store_result
 from center.api import console
 from center.results import AnswerChanges, AnswerRecord, NewestAnswers, ResultStore
 from edgewater.answers import Phase
@@ -195,9 +196,7 @@ def main(smoke: bool, queries: int, groups: int, answers: int, seconds: float, p
                 "groups": groups,
                 **{k: round(v, 3) for k, v in renderer_share(chromium, queries, groups, seconds).items()},
             }
-    print(json.dumps(report, indent=2))
-    if path is not None:
-        path.write_text(json.dumps(report, indent=2) + "\n")
+    print(json.dumps(report, indent=2) if path is None else store_result(path, report))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ bench/out/least-bytes.json.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ import pyarrow as pa
 from bench.budgets.traces import ZIPF_EXPONENT
 from bench.budgets.workload import CRAN_WINDOW_MS, cran
 from bench.data import DOWNLOADS_WEEK, existing
+from bench.outcome import OUT, store_result
 from center.budgets import BudgetAllocator, BudgetReport
 from edge.core import BudgetSet, DriftRates
 from edgewater.base.streams import EdgeId
@@ -32,7 +32,6 @@ from sim.budgets.edges import EdgeSimulation, simulate
 from sim.budgets.link import SimulatedLink
 from sim.budgets.trace import Trace
 
-OUT = Path("bench/out")
 EDGES = 4
 WINDOW_MS = 600_000
 RECORDS, GROUPS = 180_000, 40_000
@@ -229,8 +228,7 @@ def main(traces: tuple[str, ...], windows: int, seed: int, errors: tuple[float, 
             "cran": lambda: downloads(windows, existing(DOWNLOADS_WEEK, "leave it out with --trace generated")),
         }
         rows = [row for name in traces for row in compare(made[name](), errors, (None, 0.1))]
-    OUT.mkdir(parents=True, exist_ok=True)
-    (OUT / "least-bytes.json").write_text(json.dumps(rows, indent=1) + "\n")
+    store_result(OUT / "least-bytes.json", rows)
 
 
 if __name__ == "__main__":

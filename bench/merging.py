@@ -9,7 +9,6 @@ The last row is a roll-up: the windows of a day, one a minute, merged to one int
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,10 +18,10 @@ import click
 import numpy as np
 import pyarrow as pa
 
+from bench.outcome import OUT, store_result
 from edgewater.model.measure import Measure
 from edgewater.synopses import GroupedAggregate
 
-OUT = Path("bench/out")
 GROUPS, PARTIALS = (10, 170, 10_000), 32
 ROLLUP_WINDOWS, ROLLUP_GROUPS = 1_440, 1_000
 MEASURES: dict[str, dict[str, str]] = {
@@ -99,8 +98,7 @@ def main(partials: int, repeats: int, smoke: bool, path: Path) -> None:
         row = cell(name, groups, count, 1 if smoke else max(repeats // (1 + groups // 1000), 3))
         rows.append(row)
         click.echo("  ".join(f"{key} {value}" for key, value in row.items()))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(rows, indent=1) + "\n")
+    store_result(path, rows)
 
 
 if __name__ == "__main__":

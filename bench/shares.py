@@ -11,7 +11,6 @@ error is the error of the worst group of any window, relative to E.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from bench.outcome import OUT, store_result
 from center.budgets import AllocationPolicy, BudgetAllocator, BudgetReport
 from edge.core import (
     Acked,
@@ -166,7 +166,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--skew", type=float, nargs="*", default=[0.0, 1.0, 2.0])
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--out", type=Path, default=Path("bench/out/shares.json"))
+    parser.add_argument("--out", type=Path, default=OUT / "shares.json")
     parser.add_argument("--smoke", action="store_true", help="seconds, on few records")
     args = parser.parse_args()
     budgets = BUDGETS[-1:] if args.smoke else BUDGETS
@@ -181,8 +181,7 @@ def main() -> None:
             saved = 1 - balanced.bytes / equal.bytes
             errors = f"{equal.worst_error:.2f} {balanced.worst_error:.2f}"
             print(f"{skew:5.1f} {budget:9.0e} {equal.bytes:10,} {balanced.bytes:10,} {saved:7.1%}   {errors}")
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+    store_result(args.out, [asdict(row) for row in rows])
 
 
 if __name__ == "__main__":

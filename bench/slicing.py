@@ -7,7 +7,6 @@ window separately, is measured on a part of the stream. Times are CPU times, the
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +15,11 @@ from typing import Any
 import click
 import numpy as np
 
+from bench.outcome import OUT, store_result
 from bench.shared_slices import Bucketing, Slicer
 from edgewater.model.windows import SlidingWindow
 from edgewater.synopses import CountMin, DDSketch, HyperLogLog
 
-OUT = Path("bench/out")
 RATE, SIZE_MS, BATCH = 20_000, 100_000, 1 << 16
 CONCURRENT = (1, 10, 100)
 GOAL = 1.5
@@ -89,8 +88,7 @@ def main(seconds: int, repeats: int, smoke: bool, path: Path) -> None:
     for row in rows:
         missed = " !" if row["times_a_single_window"] > GOAL else ""
         click.echo("  ".join(f"{name} {value}" for name, value in row.items()) + missed)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(rows, indent=1) + "\n")
+    store_result(path, rows)
 
 
 if __name__ == "__main__":

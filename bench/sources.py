@@ -22,6 +22,7 @@ import click
 import numpy as np
 import pyarrow as pa
 
+from bench.outcome import OUT, store_result
 from edge.codecs import (
     ACCESS_TIME,
     CsvDialect,
@@ -42,7 +43,6 @@ from edge.sources.remote_write import RemoteWriteInput
 from edge.sources.syslog_framing import Framing
 from edgewater.wire import remote_write_pb2 as pb
 
-OUT = Path("bench/out")
 AT_MS = 1_700_000_000_000
 READ_BYTES = 256 << 10
 """Bytes that asyncio reads from a socket at a time."""
@@ -312,10 +312,9 @@ def main(records: int, repeats: int, as_json: bool, smoke: bool) -> None:
     records, repeats = (2_000, 1) if smoke else (records, repeats)
     rows = formats(records, repeats) + syslog(records, repeats) + otlp(records // 10, repeats)
     rows += remote_write(records, repeats) + kafka(records, repeats)
-    OUT.mkdir(parents=True, exist_ok=True)
-    (OUT / "sources-cost.json").write_text(json.dumps(rows, indent=1) + "\n")
+    text = store_result(OUT / "sources-cost.json", rows)
     if as_json:
-        click.echo(json.dumps(rows, indent=1))
+        click.echo(text)
         return
     click.echo(f"| {' | '.join(rows[0])} |\n|{' --- |' * len(rows[0])}")
     for row in rows:

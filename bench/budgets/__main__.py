@@ -1,4 +1,4 @@
-"""`python -m bench.budgets [--quick | --smoke] [--only PART]`: policies under budgets, in bench/out/.
+"""`python -m bench.budgets [--smoke] [--only PART]`: policies under budgets, in bench/out/.
 
 Traces: Zipf 1.1 (lognormal values, 100,000 records per window); the same with a rhythm (`bench.budgets.traces.rhythm`),
 or of few groups, which have records until a window ends;
@@ -16,18 +16,17 @@ from pathlib import Path
 
 import click
 
-from bench.budgets.cells import BUDGETS, PARTS, QUICK, SMOKE, WARM_UP, Cell, cells, measure, policies_of, settings_of
+from bench.budgets.cells import BUDGETS, PARTS, SMOKE, WARM_UP, Cell, cells, measure, policies_of, settings_of
 from bench.budgets.tables import Row, markdown
 from bench.budgets.workload import BudgetsSize
 from bench.data import DOWNLOADS_WEEK, existing, made_downloads
+from bench.outcome import OUT
 
-OUT = Path("bench/out")
 TRACES = ("zipf", "rhythm", "few", "cran", "flights")
 
 
 @click.command()
 @click.option("--only", type=click.Choice(PARTS), multiple=True, help="Parts to run.  [default: all]")
-@click.option("--quick", is_flag=True, help="Few budgets, and 6 windows instead of 25.")
 @click.option("--smoke", is_flag=True, help="Check that the bench runs: seconds, on small generated traces.")
 @click.option(
     "--trace", "traces", multiple=True, type=click.Choice(TRACES), default=["zipf", "cran"], show_default=True
@@ -41,7 +40,6 @@ TRACES = ("zipf", "rhythm", "few", "cran", "flights")
 @click.option("--json", "path", type=click.Path(path_type=Path), default=OUT / "budgets.json", show_default=True)
 def main(
     only: tuple[str, ...],
-    quick: bool,
     smoke: bool,
     traces: tuple[str, ...],
     windows: int | None,
@@ -53,16 +51,16 @@ def main(
     path: Path,
 ) -> None:
     """Measure the policies under budgets, and the distance of the default policy from the optimum."""
-    windows = WARM_UP + (windows or (1 if smoke else 6 if quick else 25))
+    windows = WARM_UP + (windows or (1 if smoke else 25))
     with tempfile.TemporaryDirectory() as scratch:
         if smoke:
             size = BudgetsSize(windows, seed, 200, made_downloads(Path(scratch), 200, 1))
-            only = only or ("fig3", "policies")
+            only = only or ("policies",)
         else:
             without = "leave it out with --trace zipf, or run --smoke on generated data"
             downloads = existing(DOWNLOADS_WEEK, without) if "cran" in traces else DOWNLOADS_WEEK
             size = BudgetsSize(windows, seed, records, downloads)
-        usual = SMOKE if smoke else QUICK if quick else BUDGETS
+        usual = SMOKE if smoke else BUDGETS
         budgets = {"error": errors, "staleness": staleness} if errors or staleness else usual
         _run(tuple(p for p in PARTS if p in only or not only), traces, size, processes, budgets, path)
 

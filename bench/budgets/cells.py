@@ -19,7 +19,6 @@ BANDWIDTHS = {"low": 1.0, "medium": 3.0, "high": 10.0}
 """Bandwidths as multiples of a base. The base is half of the updates that exact results need at the optimum, which is
 one per group and window."""
 BUDGETS = {"error": (0.0, 1e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3), "staleness": (0.003, 0.01, 0.03, 0.1, 0.3)}
-QUICK = {"error": (0.0, 3e-5, 1e-4), "staleness": (0.01, 0.03)}
 SMOKE = {"error": (3e-5,), "staleness": (0.03,)}
 WARM_UP = 2
 """Windows at the start that are excluded, because edges have no history yet."""
@@ -35,7 +34,7 @@ SIZINGS = tuple(
 )
 PAPER = {"error": EVICTIONS[0], "staleness": SIZINGS[0]}
 """The policies that TR 16-003 recommends: LRU; LRU, PrevWindow and Acc."""
-PARTS = ("fig3", "fig4", "fig5", "policies", "comparison", "frontier")
+PARTS = ("policies", "comparison", "frontier")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +92,6 @@ def measure(cell: Cell) -> dict[str, Any]:
 def policies_of(part: str, setting: Setting) -> Sequence[SimulatedPolicy]:
     """Returns the policies of a figure."""
     match part:
-        case "fig3":
-            return (OPTIMAL,)
-        case "fig4" | "fig5":
-            return (DEFAULT,)
         case "frontier":
             return OPTIMAL, DEFAULT
         case "policies":
@@ -111,8 +106,7 @@ def settings_of(part: str, trace: str) -> Iterator[Setting]:
     Figures 8 to 10 have sums at low bandwidth, 11 and 13 all aggregates at low bandwidth, 12 and 14 sums at other
     bandwidths.
     """
-    kinds = {"fig3": ("error",), "fig4": ("error",), "fig5": ("staleness",)}.get(part, ("error", "staleness"))
-    for kind in kinds:
+    for kind in ("error", "staleness"):
         for bandwidth in ("low",) if part == "policies" else BANDWIDTHS:
             aggregates = ("sum", "max", "count") if part == "comparison" and bandwidth == "low" else ("sum",)
             for aggregate in aggregates:

@@ -17,8 +17,8 @@ from bench.compare.links import LinkSettings
 from bench.compare.runs import RunSettings, run
 from bench.compare.ways import WAYS, Way
 from bench.data import DOWNLOADS_WEEK
+from bench.outcome import OUT, store_result
 
-OUT = Path("bench/out")
 WINDOW_MS = 6 * 3_600_000
 SITES, WINDOWS, SPEED = 4, 12, 2_000.0
 DELAY_S = 0.05
@@ -115,15 +115,14 @@ def main(mode: str, names: tuple[str, ...], rates: tuple[float, ...], delay_s: f
             for group in _groups(ways):
                 click.echo(f"running at {rate:g} KiB/s: {', '.join(way.name for way in group)}", err=True)
                 rows += run(group, load, settings, directory / f"{rate:g}-{group[0].name}")
-    OUT.mkdir(parents=True, exist_ok=True)
-    (OUT / "compare.json").write_text(json.dumps(rows, indent=1) + "\n")
+    text = store_result(OUT / "compare.json", rows)
     if plots is not None:
         from bench.compare.plots import draw  # matplotlib takes long to import
 
         plots.mkdir(parents=True, exist_ok=True)
         for path in draw(rows, plots):
             click.echo(f"drawn: {path}", err=True)
-    click.echo(json.dumps(rows, indent=1) if as_json else table(rows))
+    click.echo(text if as_json else table(rows))
 
 
 def predict(names: Sequence[str], rates: Sequence[float], delay_s: float, bucket: int, windows: int, speed: float,

@@ -22,8 +22,8 @@ from rich.table import Table
 
 from bench.condor.cells import PARTS, SMOKE, CondorSize
 from bench.data import TAXI, existing
+from bench.outcome import OUT, store_result
 
-OUT = Path("bench/out")
 _CHILD = (
     "import os, sys; cores = int(sys.argv[1]); os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:cores]));"
     "import json; from bench.condor.cells import CondorSize, child; size = CondorSize(**json.loads(sys.argv[4]));"
@@ -58,8 +58,7 @@ def main(only: tuple[str, ...], rows: int, smoke: bool, json_path: Path) -> None
             else:
                 result[part] = {str(n): _cells([part], n, directory, size)[part] for n in PARTS[part][1]}
             _print(console, part, result[part])
-    json_path.parent.mkdir(parents=True, exist_ok=True)
-    json_path.write_text(json.dumps(result, indent=2) + "\n")
+    store_result(json_path, result)
     console.print(f"wrote {json_path}")
 
 

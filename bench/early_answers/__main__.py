@@ -1,4 +1,4 @@
-"""Measures early answers in simulation: `python -m bench.early_answers [--quick | --smoke] [--seed 3]`.
+"""Measures early answers in simulation: `python -m bench.early_answers [--smoke] [--seed 3]`.
 
 Rows are written to bench/out/early_answers.json as they are measured. An interrupted run with the same seed and number
 of windows continues with the missing rows; use `--fresh` after a change of the code. The rows of recorded arrivals need
@@ -23,10 +23,10 @@ from bench.early_answers.recorded import RecordedDownloads
 from bench.early_answers.results import Results, Row
 from bench.early_answers.rows import baseline_rows, goal_rows, recorded_rows
 from bench.early_answers.sent_bytes import sent_bytes
+from bench.outcome import OUT
 from sim.early_answers.study import Study, run_study, run_workload
 from sim.early_answers.summary import oracle_rate, summarise, table
 
-OUT = Path("bench/out")
 PARTS = ("goals", "recorded", "baselines")
 
 
@@ -48,19 +48,13 @@ def _recorded(study: Study, downloads: Path) -> Row:
     return row | {"oracle_rate": oracle_rate(workload, study.measure, study.target, workload.windows)}
 
 
-def _studies(windows: int, seed: int, quick: bool, smoke: bool) -> dict[str, list[Study]]:
+def _studies(windows: int, seed: int, smoke: bool) -> dict[str, list[Study]]:
     parts = {"goals": goal_rows(), "recorded": recorded_rows(), "baselines": baseline_rows()}
     if smoke:  # one row of each part, and the rows of the figures
         parts = {name: studies[:1] for name, studies in parts.items() if name != "baselines"} | {
             "baselines": [s for s in parts["baselines"] if s.delays == "EG" and s.algorithm in ("edgewater", "k-slack")]
         }
-    return {
-        name: [
-            replace(s, windows=windows * s.overlap, seed=seed)
-            for s in parts[name] if not quick or s.delays in ("EG", "log")
-        ]
-        for name in PARTS
-    }  # fmt: skip
+    return {name: [replace(s, windows=windows * s.overlap, seed=seed) for s in parts[name]] for name in PARTS}
 
 
 def _measure_missing(
@@ -74,7 +68,6 @@ def _measure_missing(
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="100 windows per row, and the delays EG only.")
 @click.option(
     "--smoke",
     is_flag=True,
@@ -99,12 +92,12 @@ def _measure_missing(
     show_default=True, help="File of the results.",
 )  # fmt: skip
 def main(
-    quick: bool, smoke: bool, windows: int, seed: int, workers: int, part: str, fresh: bool, downloads: Path, path: Path
+    smoke: bool, windows: int, seed: int, workers: int, part: str, fresh: bool, downloads: Path, path: Path
 ) -> None:
     """Measure coverage, latency and sampling rate of all studies."""
-    windows = 3 if smoke else 100 if quick else windows
+    windows = 3 if smoke else windows
     results = Results(path, fresh=fresh or smoke)
-    selected = {n: s for n, s in _studies(windows, seed, quick, smoke).items() if part in ("all", n)}
+    selected = {n: s for n, s in _studies(windows, seed, smoke).items() if part in ("all", n)}
     with tempfile.TemporaryDirectory() as scratch, ProcessPoolExecutor(workers) as pool:
         downloads = made_downloads(Path(scratch), 20_000, days=1) if smoke else downloads
         if selected.get("recorded") and not downloads.is_dir():
@@ -118,7 +111,7 @@ def main(
         finally:
             pool.shutdown(cancel_futures=True)
     if part in ("all", "other"):
-        results.put("kmeans", kmeans_rows(1 if smoke else 20 if quick else 100))
+        results.put("kmeans", kmeans_rows(1 if smoke else 100))
         results.put("sent_bytes", sent_bytes(seconds=6 if smoke else 60))
     shown: dict[str, Any] = {name: results.of(name, studies) for name, studies in selected.items()}
     click.echo(f"CPU: {sum(row['cpu_s'] for rows in shown.values() for row in rows) / 60:.1f} min")

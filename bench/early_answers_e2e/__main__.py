@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 import tempfile
 import threading
@@ -32,6 +31,7 @@ import numpy as np
 from bench.early_answers_e2e.edges import PushSchedule, pusher, start_edges
 from bench.early_answers_e2e.machine import MachineSnapshot
 from bench.early_answers_e2e.stages import quantiles_ms, scrape, since, stages
+from bench.outcome import logs_kept_on_failure
 from sim.demo.ports import free_address
 from sim.demo.run import Demo
 
@@ -214,16 +214,8 @@ def main(seconds: float, edges: int, rate: float, mean_delay: float, seed: int, 
     if smoke:
         seconds, edges, rate = 9.0, 1, 100.0
     directory = Path(tempfile.mkdtemp(prefix="edgewater-e2e-"))
-    system = Demo(directory, seconds, settings={"spark": {"metrics": free_address()}})
-    try:
+    with logs_kept_on_failure(Demo(directory, seconds, settings={"spark": {"metrics": free_address()}})) as system:
         result = measure(system, seconds, edges, rate, mean_delay, seed)
-    except BaseException:
-        click.echo(f"logs: {directory}", err=True)
-        raise
-    else:
-        shutil.rmtree(directory, ignore_errors=True)
-    finally:
-        system.stop()
     if as_json:
         json.dump(result, sys.stdout, indent=1)
         return

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ import click
 
 from bench.first_light import center_rates, edge_rates
 from bench.first_light.edge_rates import BATCH_ROWS
+from bench.outcome import OUT, store_result
 
-OUT = Path("bench/out")
 EDGE_VENV = Path("build/edge-venv")
 
 
@@ -35,10 +34,8 @@ def main(only: str | None, seconds: float, smoke: bool) -> None:
     if only in (None, "memory"):
         result["memory"] = _memory(sys.executable, 1_000) if smoke else _memory(_edge_python(), 100_000)
     if only in (None, "center"):
-        result["center"] = _center(2.0, 20) if smoke else _center(seconds, 1000)
-    OUT.mkdir(parents=True, exist_ok=True)
-    (OUT / "first_light.json").write_text(json.dumps(result, indent=2) + "\n")
-    click.echo(json.dumps(result, indent=2))
+        result["center"] = _center(2.0 if smoke else seconds)
+    click.echo(store_result(OUT / "first_light.json", result))
 
 
 def _on_one_core(records: int) -> dict[str, Any]:
@@ -74,24 +71,15 @@ def _memory(python: str, groups: int) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-def _center(seconds: float, frames: int) -> dict[str, Any]:
+def _center(seconds: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         demo, ready_s = center_rates.start(Path(directory))
         try:
-            result: dict[str, Any] = {"ready_s": ready_s}
-            steps: dict[str, Callable[[], dict[str, Any]]] = {
-                "first_seconds": lambda: asyncio.run(center_rates.steady(demo, 20, min(seconds, 10))),
-                "steady": lambda: asyncio.run(center_rates.steady(demo, 20, seconds)),
-                "flood_4kb": lambda: asyncio.run(center_rates.flood(demo, center_rates.GROUPS_4KB, 32, frames)),
-                "flood_200kb": lambda: asyncio.run(center_rates.flood(demo, 10_000, 1, frames * 2 // 5)),
-                "resident_mib": lambda: dict(center_rates.resident(demo)),
-            }
-            for name, step in steps.items():
-                result[name] = step()
-                click.echo(f"{name}: {result[name]}", err=True)
+            # The first answers take longer, while the JVM loads and compiles its classes.
+            asyncio.run(center_rates.steady(demo, 20, min(seconds, 10)))
+            return {"ready_s": ready_s, "steady": asyncio.run(center_rates.steady(demo, 20, seconds))}
         finally:
             demo.stop()
-    return result
 
 
 if __name__ == "__main__":

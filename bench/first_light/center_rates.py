@@ -1,4 +1,4 @@
-"""One center: time from acknowledgement to answer, highest sustained rate, start-up time, resident memory.
+"""One center: time from acknowledgement to answer, highest sustained rate, start-up time.
 
 The center is `edgewater center run`; frames are sent through its gateway, and an answer is timed when the live stream
 of the REST API delivers it.
@@ -15,7 +15,6 @@ from typing import Any
 
 import httpx
 import numpy as np
-import psutil
 
 from bench.first_light.synthetic_edge import EDGE, WINDOW_MS, SyntheticEdge, spec, synopsis
 from sim.demo.run import Demo
@@ -166,16 +165,3 @@ def _seconds(text: str) -> float:
     from datetime import datetime
 
     return datetime.fromisoformat(text).timestamp()
-
-
-def resident(demo: Demo) -> dict[str, float]:
-    """Returns the resident memory of each process of the center, in MiB."""
-    result: dict[str, float] = {}
-    for process in psutil.Process(demo.processes["center"].pid).children(recursive=True):
-        if process.status() == psutil.STATUS_ZOMBIE:
-            continue
-        command = " ".join(process.cmdline())
-        kind = "jvm" if "java" in command.split(" ")[0] else "python worker" if "center.spark" in command else ""
-        kind = kind or next((p for p in ("gateway", "job", "api") if f"center {p}" in command), "other")
-        result[kind] = max(result.get(kind, 0.0), process.memory_info().rss / 2**20)
-    return result

@@ -9,7 +9,6 @@ first failures of each target are written to `bench/out/hostile` as hex, and `--
 
 from __future__ import annotations
 
-import json
 import resource
 import signal
 import sys
@@ -28,6 +27,7 @@ import numpy as np
 import pyarrow as pa
 
 from bench.hostile.targets import Target, all_targets
+from bench.outcome import store_result
 
 OUT = Path("bench/out/hostile")
 MEMORY_BYTES = 3 << 30
@@ -226,10 +226,7 @@ def main(
         outcomes[name] = fuzz(target, seed, seconds / len(targets), mutants, measure)
         click.echo(f"{number} of {len(targets)}: {name}, {outcomes[name].mutants} mutants", err=True)
     click.echo(table(outcomes))
-    OUT.mkdir(parents=True, exist_ok=True)
-    (OUT / "result.json").write_text(
-        json.dumps({name: {**vars(o), "failures": dict(o.failures)} for name, o in outcomes.items()}, indent=1)
-    )
+    store_result(OUT / "result.json", {name: {**vars(o), "failures": dict(o.failures)} for name, o in outcomes.items()})
     sys.exit(1 if any(o.failures for o in outcomes.values()) else 0)
 
 

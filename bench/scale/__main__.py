@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
+from bench.outcome import OUT, store_result
 from bench.scale import catalog, commits, drivers, edge_process, executors, heavy, ledger, rates, sessions, takeover
 
-OUT = Path("bench/out")
 PARTS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "sessions": sessions.measure,
     "catalog": catalog.measure,
@@ -41,12 +40,11 @@ def main(only: tuple[str, ...], as_json: bool, smoke: bool) -> None:
     """
     file = OUT / ("smoke.json" if smoke else "scale.json")
     rows: dict[str, Any] = json.loads(file.read_text())["rows"] if only and file.exists() else {}
-    OUT.mkdir(parents=True, exist_ok=True)
     for part in only or PARTS:
         rows[part] = PARTS[part](smoke)
         click.echo(f"{part}: {json.dumps(rows[part])}", err=as_json)
         # Written after each part, because a later part may fail.
-        file.write_text(json.dumps({"rows": rows}, indent=2) + "\n")
+        store_result(file, {"rows": rows})
     if as_json:
         click.echo(json.dumps({"rows": rows}))
 

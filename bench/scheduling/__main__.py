@@ -11,15 +11,14 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 
 import click
 
+from bench.outcome import OUT, store_result
 from bench.scheduling.cells import EPOCHS, PARTS, Cell, Row, Size, accuracy, cells, measure
 from bench.scheduling.center import center_rows
 from bench.scheduling.workload import BENCHMARKS
 
-OUT = Path("bench/out")
 SMOKE = Size(3.0, 1, (60, 70), ("ysb",), (1, 2), ("klink", "fair"), (16,))
 
 SMOKE_PARTS = ("load", "memory", "accuracy", "overhead", "center")
@@ -40,7 +39,6 @@ def main(
     size = SMOKE if smoke else Size(seconds=float(seconds), seeds=seeds, benchmarks=benchmark or BENCHMARKS)
     wanted = cells(parts, size)
     rows: list[Row] = []
-    OUT.mkdir(parents=True, exist_ok=True)
     with click.progressbar(length=len(wanted), file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
         for row in _measured(wanted, 1 if smoke else processes):
             rows.append(row)
@@ -49,7 +47,7 @@ def main(
         rows += accuracy(size.seeds, 60 if smoke else EPOCHS)
     if "center" in parts:
         rows += center_rows(2, 1, (1.2,)) if smoke else center_rows()
-    (OUT / "scheduling.json").write_text(json.dumps(rows) + "\n")
+    store_result(OUT / "scheduling.json", rows)
     for row in rows:
         click.echo(json.dumps(row))
 

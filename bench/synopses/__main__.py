@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
+from bench.outcome import OUT, store_result
 from bench.synopses.characterize import CURVES, characterize
 from bench.synopses.speed import SMOKE, SpeedSize, throughput
 
-OUT = Path("bench/out")
 IMAGES = Path("docs/explanation/images")
 PARTS = ("throughput", "characterize")
 
@@ -37,8 +37,7 @@ def main(only: str | None, path: Path, trials: int, largest: int, images: Path, 
     if only in (None, "characterize"):
         result["characterize"] = characterize(trials, largest, images, points, CURVES[:1] if smoke else CURVES)
         click.echo(f"plots in {images}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    store_result(path, result)
 
 
 def table(rows: list[dict[str, Any]]) -> str:

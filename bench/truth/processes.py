@@ -7,7 +7,6 @@ after the other. Each has its own condition, so that none uses another query's h
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ import numpy as np
 
 from bench.early_answers_e2e.__main__ import LiveListener, sleep_until
 from bench.early_answers_e2e.edges import PushSchedule, pusher, start_edges
+from bench.outcome import logs_kept_on_failure
 from bench.truth.arrivals import SOURCES, WINDOW_MS, LateRecords
 from bench.truth.cases import Case, State, Tallies, Tally
 from bench.truth.early_answers import COLD_WINDOWS, ERROR, SUBSTREAM_MS, WARM_UP
@@ -51,14 +51,8 @@ def _tallies(stream: str, state: State, seed: int, trials: int) -> Tallies:
 @lru_cache(maxsize=1)
 def run(seed: int, windows: int) -> dict[tuple[str, State], Tallies]:
     """Starts a center and edges, pushes records for this many windows, and counts the answers."""
-    directory = Path(tempfile.mkdtemp(prefix="edgewater-truth-"))
-    system = Demo(directory, 0.0)
-    try:
-        result = _measure(system, seed, windows + WARM_UP)
-    finally:
-        system.stop()
-    shutil.rmtree(directory, ignore_errors=True)
-    return result
+    with logs_kept_on_failure(Demo(Path(tempfile.mkdtemp(prefix="edgewater-truth-")), 0.0)) as system:
+        return _measure(system, seed, windows + WARM_UP)
 
 
 def spec(name: str, stream: str, measure: str, confidence: float, **parts: object) -> dict[str, Any]:

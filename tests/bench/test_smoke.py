@@ -27,7 +27,7 @@ BENCHES: dict[str, tuple[str, ...]] = {
     "console_demo": ('"problems": []',),
     "workloads": ("ysb: 6,000 records", "taxi: 3,000", "linear-road: 3,000", "0 wrong, 0 outside"),
     "frame_work": ("partials", "closes, sliding", "at most 40960 units"),
-    "first_light": ("columnar_records_s", "given_back_mib", "ack_to_answer_ms_p95", "acked_partials_s"),
+    "first_light": ("columnar_records_s", "given_back_mib", "ack_to_answer_ms_p95"),
     "hostile": ("partial/kll", "single/general_manager", "frame", "0 failures"),
     "least_bytes": ("groups a window", "error/E", "5.0%    0.1"),
     "merging": ("measures ddsketch 1 %  groups 10", "stacked_us_per_partial"),
