@@ -82,6 +82,12 @@ class Border:
         self.edges[name] = Site(self, name, incarnation, constants)
         return self.edges[name]
 
+    def edge_with_query(self, name: str, **parts: object) -> Site:
+        """Starts an edge, and registers a query over its stream."""
+        site = self.edge(name)
+        self.register(**parts)
+        return site
+
     def get(self, path: str) -> Any:
         """The JSON of a GET of the API."""
         response = self.fetch(path)
@@ -153,6 +159,11 @@ class Site:
         batch = pa.RecordBatch.from_arrays([x, times], names=["x", "event_time_ms"])
         self.durable.ingest_payload(Ingested(STREAM, SOURCE, batch, self.center.now_ms))
         self.durable.sync()
+
+    def deliver(self, *times_ms: int) -> None:
+        """A push of one record at each event time, and what the edge sends then."""
+        self.accept(*times_ms)
+        self.ship()
 
     def reject(self, *parts: RejectedRecords, times_ms: Sequence[int] = ()) -> None:
         """A push of which some records are rejected, or guessed; the others have these event times."""

@@ -62,6 +62,13 @@ def begin_session(catalog: Catalog, start: SessionStart) -> int | None:
     return outcome
 
 
+def known_query(catalog: Catalog, name: str = "miles") -> QueryRef:
+    """Registers a query, and begins the session of an edge that serves its stream."""
+    ref = catalog.queries.register(spec(name), 1)[0].ref
+    hello(catalog)
+    return ref
+
+
 def acked_through(catalog: Catalog, edge: EdgeId, incarnation: str) -> int | None:
     """The highest seq up to which all frames of an incarnation are durable; None: there is none."""
     with catalog._engine.connect() as connection:

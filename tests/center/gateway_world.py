@@ -153,8 +153,10 @@ async def center(
     url: str | None = None,
     listen: str = "127.0.0.1:0",
     columns: Mapping[str, Columns] | None = None,
+    queries: Sequence[QuerySpec] = (),
     **settings: Any,
 ) -> AsyncIterator[Center]:
+    """Runs a gateway, and then registers queries."""
     catalog = WatchedCatalog(url or f"sqlite:///{path}/catalog.db", columns)
     catalog.loop = asyncio.get_running_loop()
     frame_log = WatchedLog(path / log)
@@ -162,6 +164,8 @@ async def center(
     quick = {"poll_ms": 20, "write_ms": 20, "retry_ms": 5, "retry_max_ms": 20}
     gateway = Gateway(catalog, frame_log, *configured(quick | settings, lambda: clock[0]))
     port = await gateway.start(listen)
+    for query in queries:
+        catalog.queries.register(query, 1)
     try:
         yield Center(gateway, catalog, frame_log, port, clock)
     finally:
@@ -174,7 +178,11 @@ async def center(
 class RawEdge:
     """The other end of a session, message by message."""
 
-    def __init__(self, port: int, token: str | None = None) -> None:
+    _greets = False
+
+    def __init__(self, port: int, token: str | None = None, *, greets: bool = False) -> None:
+        """Opens a session. With `greets`, it begins with the Hello of `jfk`."""
+        self._greets = greets
         self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)])
         metadata = (("authorization", f"Bearer {token}"),) if token is not None else ()
         self.call = uplink_pb2_grpc.UplinkStub(self._channel).Session(metadata=metadata)
@@ -182,6 +190,8 @@ class RawEdge:
         self.budget: pb.Budget | None = None
 
     async def __aenter__(self) -> RawEdge:
+        if self._greets:
+            await self.hello()
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
@@ -213,6 +223,11 @@ class RawEdge:
             setattr(hello, name, value)
         await self.call.write(pb.FromEdge(hello=hello))
         return (await self.until("welcome")).welcome
+
+    async def deliver(self, *frames: Frame) -> None:
+        """Sends frames, and waits until they are acknowledged."""
+        await self.send(*frames)
+        await self.acked(frames[-1].seq)
 
     async def send(self, *frames: Frame) -> None:
         for each in frames:

@@ -35,16 +35,14 @@ def center(tmp_path: Path) -> Border:
 
 
 def test_a_window_over_which_an_edge_lost_its_state_is_not_complete(center: Border) -> None:
-    edge = center.edge("a")
-    center.register(measures={"n": "count()", "s": "sum(x)"})
+    edge = center.edge_with_query("a", measures={"n": "count()", "s": "sum(x)"})
     center.now_ms = T0 + 10_000
     edge.accept(*[T0 + 5_000] * 100)
     # kill -9, and the state directory is gone.
     center.now_ms = T0 + 20_000
     again = center.edge("a", "i2")
     center.now_ms = T0 + 2 * MINUTE + 1
-    again.accept(*[T0 + 30_000] * 50, T0 + MINUTE + 10, T0 + 2 * MINUTE)
-    again.ship()
+    again.deliver(*[T0 + 30_000] * 50, T0 + MINUTE + 10, T0 + 2 * MINUTE)
     answer = center.answer()
     assert (answer["phase"], answer["data"][0]["n"]["estimate"]) == ("final", 50)
     assert answer["quality"]["completeness"] == {
@@ -65,8 +63,7 @@ def test_a_window_over_which_an_edge_lost_its_state_is_not_complete(center: Bord
 
 
 def test_the_loss_is_known_after_a_restart_of_the_job(center: Border) -> None:
-    edge = center.edge("a")
-    center.register()
+    edge = center.edge_with_query("a")
     edge.accept(T0)
     center.edge("a", "i2")
     center.open_job()
@@ -77,14 +74,12 @@ def test_the_loss_is_known_after_a_restart_of_the_job(center: Border) -> None:
 
 
 def test_an_edge_that_restarts_with_its_state_loses_nothing(center: Border) -> None:
-    edge = center.edge("a")
-    center.register()
+    edge = center.edge_with_query("a")
     edge.accept(T0 + 5_000, T0 + 6_000)
     edge.durable.close()
     again = center.edge("a")
     center.now_ms = T0 + MINUTE
-    again.accept(T0 + MINUTE)
-    again.ship()
+    again.deliver(T0 + MINUTE)
     answer = center.answer()
     assert (answer["data"][0]["n"]["upper"], answer["contract"]["met"]) == (2, True)
     assert "lost_state" not in answer["quality"]["completeness"]
@@ -92,8 +87,7 @@ def test_an_edge_that_restarts_with_its_state_loses_nothing(center: Border) -> N
 
 
 def test_an_edge_on_an_older_copy_of_its_state_lacks_records_and_its_windows_say_so(center: Border) -> None:
-    edge = center.edge("a")
-    center.register(measures={"n": "count()", "s": "sum(x)"})
+    edge = center.edge_with_query("a", measures={"n": "count()", "s": "sum(x)"})
     center.now_ms = T0 + 10_000
     edge.accept(*[T0 + 5_000] * 30)
     edge.durable.close()
@@ -106,8 +100,7 @@ def test_an_edge_on_an_older_copy_of_its_state_lacks_records_and_its_windows_say
     center.now_ms = T0 + 20_000
     restored = center.edge("a")
     center.now_ms = T0 + 2 * MINUTE + 1
-    restored.accept(*[T0 + 30_000] * 7, T0 + MINUTE + 10, T0 + 2 * MINUTE)
-    restored.ship()
+    restored.deliver(*[T0 + 30_000] * 7, T0 + MINUTE + 10, T0 + 2 * MINUTE)
     answer, after = center.answer(), center.answer(T0 + MINUTE)
     assert answer["quality"]["completeness"]["lost_state"] == ["a"]
     assert (answer["contract"]["met"], answer["data"][0]["n"]["estimate"]) == (False, 7)
@@ -117,8 +110,7 @@ def test_an_edge_on_an_older_copy_of_its_state_lacks_records_and_its_windows_say
 
 
 def test_windows_say_so_when_an_agent_on_a_copy_of_a_state_was_refused_and_never_came_back(center: Border) -> None:
-    edge = center.edge("a")
-    center.register()
+    edge = center.edge_with_query("a")
     edge.durable.close()
     shutil.copytree(edge.directory, center.path / "copy")
     center.edge("a")
@@ -141,19 +133,16 @@ def test_windows_say_so_when_an_agent_on_a_copy_of_a_state_was_refused_and_never
 
 @pytest.mark.slow
 def test_records_of_an_edge_that_joins_after_windows_are_final_are_said_for_good(center: Border) -> None:
-    first = center.edge("a")
-    center.register()
+    first = center.edge_with_query("a")
     center.now_ms = T0 + 2 * MINUTE
-    first.accept(T0 + 1_000, T0 + MINUTE + 1_000, T0 + 2 * MINUTE)
-    first.ship()
+    first.deliver(T0 + 1_000, T0 + MINUTE + 1_000, T0 + 2 * MINUTE)
     before = center.answer()
     assert (before["phase"], before["contract"]["met"], before["data"][0]["n"]["upper"]) == ("final", True, 1)
     etag = center.fetch(f"/v1/queries/q/windows/{T0}").headers["etag"]
     live = center.results.last_answer_id()
 
     late = center.edge("b")
-    late.accept(*[T0 + 2_000] * 7, *[T0 + MINUTE + 5] * 3, T0 + 2 * MINUTE)
-    late.ship()
+    late.deliver(*[T0 + 2_000] * 7, *[T0 + MINUTE + 5] * 3, T0 + 2 * MINUTE)
     center.open_job()
     for start, records in ((T0, 7), (T0 + MINUTE, 3)):
         answer = center.answer(start)
@@ -188,8 +177,7 @@ def test_answers_that_are_due_come_before_corrections(center: Border, monkeypatc
     first = center.edge("a")
     query, urgent = center.register(), center.register(name="urgent", budget={"staleness": "2s"})
     center.now_ms = T0 + MINUTE
-    first.accept(T0 + 1_000, T0 + MINUTE)
-    first.ship()
+    first.deliver(T0 + 1_000, T0 + MINUTE)
     late = center.edge("b")
     late.accept(T0 + 2_000, T0 + MINUTE)
     with monkeypatch.context() as patched:
@@ -203,11 +191,9 @@ def test_answers_that_are_due_come_before_corrections(center: Border, monkeypatc
 
 
 def test_records_that_an_edge_drops_as_too_late_are_counted_on_their_window(center: Border) -> None:
-    edge = center.edge("a")
-    center.register()
+    edge = center.edge_with_query("a")
     center.now_ms = T0 + 2 * MINUTE
-    edge.accept(T0 + 1_000, T0 + 2 * MINUTE)
-    edge.ship()
+    edge.deliver(T0 + 1_000, T0 + 2 * MINUTE)
     edge.accept(T0 + 5_000, T0 + 6_000, T0 + MINUTE + 5_000)
     assert edge.ship() == 0, "a frame for each of them would be many"
     center.now_ms += 1_000
@@ -221,11 +207,9 @@ def test_records_that_an_edge_drops_as_too_late_are_counted_on_their_window(cent
 
 
 def test_too_late_records_are_counted_once_through_kill_and_replay(center: Border) -> None:
-    edge = center.edge("a")
-    center.register()
+    edge = center.edge_with_query("a")
     center.now_ms = T0 + 2 * MINUTE
-    edge.accept(T0 + 1_000, T0 + 2 * MINUTE)
-    edge.ship()
+    edge.deliver(T0 + 1_000, T0 + 2 * MINUTE)
     edge.accept(T0 + 5_000)
     again = center.edge("a")  # kill -9 before the report
     center.now_ms += 1_000
@@ -250,8 +234,7 @@ def test_counts_beyond_any_bound_cost_only_the_edge_that_states_them(center: Bor
     query = center.register()
     center.now_ms = T0 + 2 * MINUTE
     for edge in (evil, honest):
-        edge.accept(T0 + 1_000, T0 + 2 * MINUTE)
-        edge.ship()
+        edge.deliver(T0 + 1_000, T0 + 2 * MINUTE)
 
     def spoil(body: FrameBody) -> FrameBody:
         most = 1 << 53
@@ -263,8 +246,7 @@ def test_counts_beyond_any_bound_cost_only_the_edge_that_states_them(center: Bor
         evil.accept(T0 + 2 * MINUTE + 1 + count)
         evil.accept(center.now_ms)
         evil.ship(spoil)
-        honest.accept(T0 + 5_000 + count, T0 + 2 * MINUTE + 1 + count, center.now_ms)
-        honest.ship()
+        honest.deliver(T0 + 5_000 + count, T0 + 2 * MINUTE + 1 + count, center.now_ms)
         center.now_ms += MINUTE
     assert center.catalog.quarantine.frames() == []
     assert center.answer()["quality"]["records"]["after_final"] >= 1 << 53
@@ -275,14 +257,11 @@ def test_counts_beyond_any_bound_cost_only_the_edge_that_states_them(center: Bor
 
 
 def test_a_sliding_window_lacks_only_what_came_after_it_was_final(center: Border) -> None:
-    first = center.edge("a")
-    center.register(window={"sliding": "2m", "every": "1m"})
+    first = center.edge_with_query("a", window={"sliding": "2m", "every": "1m"})
     center.now_ms = T0 + 2 * MINUTE
-    first.accept(T0 + 1_000, T0 + MINUTE + 1_000, T0 + 2 * MINUTE)
-    first.ship()
+    first.deliver(T0 + 1_000, T0 + MINUTE + 1_000, T0 + 2 * MINUTE)
     late = center.edge("b")
-    late.accept(*[T0 + MINUTE + 2_000] * 4, T0 + 2 * MINUTE)
-    late.ship()
+    late.deliver(*[T0 + MINUTE + 2_000] * 4, T0 + 2 * MINUTE)
     center.now_ms = T0 + 3 * MINUTE
     first.accept(T0 + 3 * MINUTE)
     late.accept(T0 + 3 * MINUTE)
@@ -294,16 +273,13 @@ def test_a_sliding_window_lacks_only_what_came_after_it_was_final(center: Border
 
 
 def test_records_before_the_first_window_that_is_kept_are_counted_on_the_query(center: Border) -> None:
-    first = center.edge("a")
-    center.register()
+    first = center.edge_with_query("a")
     center.now_ms = T0 + 10 * MINUTE
-    first.accept(T0 + 1_000, T0 + 9 * MINUTE)
-    first.ship()
+    first.deliver(T0 + 1_000, T0 + 9 * MINUTE)
     center.now_ms += 1_000
     center.results.trim(center.now_ms)
     late = center.edge("b")
-    late.accept(*[T0 + 2_000] * 7, T0 + 9 * MINUTE)
-    late.ship()
+    late.deliver(*[T0 + 2_000] * 7, T0 + 9 * MINUTE)
     page = center.get("/v1/queries/q")
     assert page["after_final"] == 7
 
@@ -312,8 +288,7 @@ def test_an_evaluated_question_states_records_after_final(center: Border) -> Non
     first = center.edge("a")
     query = center.register()
     center.now_ms = T0 + MINUTE
-    first.accept(T0 + 1_000, T0 + MINUTE)
-    first.ship()
+    first.deliver(T0 + 1_000, T0 + MINUTE)
 
     def windows() -> StoredWindows:
         found = center.catalog.queries.get
@@ -322,22 +297,18 @@ def test_an_evaluated_question_states_records_after_final(center: Border) -> Non
     (window,) = windows().latest(1)
     assert window.facts.late_counts == (0, 0, 0)
     late = center.edge("b")
-    late.accept(*[T0 + 2_000] * 7, T0 + MINUTE)
-    late.ship()
+    late.deliver(*[T0 + 2_000] * 7, T0 + MINUTE)
     (window,) = windows().latest(1)
     assert window.facts.late_counts == (7, 0, 0)
 
 
 def test_a_final_session_states_the_records_that_came_for_it(center: Border) -> None:
-    first = center.edge("a")
-    center.register(window={"session": "30s"})
+    first = center.edge_with_query("a", window={"session": "30s"})
     center.now_ms = T0 + 3 * MINUTE
-    first.accept(T0 + 1_000, T0 + 2_000, T0 + 3 * MINUTE)
-    first.ship()
+    first.deliver(T0 + 1_000, T0 + 2_000, T0 + 3 * MINUTE)
     assert center.answer(T0 + 1_000)["phase"] == "final"
     late = center.edge("b")
-    late.accept(*[T0 + 5_000] * 4, T0 + 3 * MINUTE)
-    late.ship()
+    late.deliver(*[T0 + 5_000] * 4, T0 + 3 * MINUTE)
     answer = center.answer(T0 + 1_000)
     assert (answer["quality"]["records"]["after_final"], answer["contract"]["met"]) == (4, False)
 
@@ -352,16 +323,14 @@ def wrong_type(records: int, *times_ms: int) -> RejectedRecords:
 
 @pytest.mark.parametrize("ships_before", [False, True])
 def test_a_window_says_how_many_of_its_records_were_rejected(center: Border, ships_before: bool) -> None:
-    edge = center.edge("a")
-    center.register(measures={"n": "count()", "s": "sum(x)"}, lateness="2m")
+    edge = center.edge_with_query("a", measures={"n": "count()", "s": "sum(x)"}, lateness="2m")
     center.now_ms = T0 + MINUTE
     edge.reject(wrong_type(3, T0 + 2_000, T0 + 5_000), wrong_type(4, T0 + MINUTE), times_ms=[T0 + 1_000])
     if ships_before:
         center.now_ms += 1_000
         edge.ship()
     center.now_ms += MINUTE
-    edge.accept(T0 + 2 * MINUTE)
-    edge.ship()
+    edge.deliver(T0 + 2 * MINUTE)
     for start, observed, rejected in ((T0, 1, 3), (T0 + MINUTE, 0, 4)):
         answer = center.answer(start)
         assert answer["phase"] == "complete" and answer["revision"] == 1
@@ -375,8 +344,7 @@ def test_a_window_says_how_many_of_its_records_were_rejected(center: Border, shi
         assert (cells["n"]["lower"], cells["n"]["upper"], cells["s"]["lower"]) == (observed, None, None)
     assert center.fetch(f"/v1/queries/q/windows/{T0}?require=complete").status_code == 409
     center.now_ms += 3 * MINUTE
-    edge.accept(T0 + 5 * MINUTE)
-    edge.ship()
+    edge.deliver(T0 + 5 * MINUTE)
     final = center.answer()
     assert (final["phase"], final["quality"]["records"]["rejected"], final["contract"]["met"]) == ("final", 3, False)
     page = center.get("/v1/queries/q")
@@ -398,8 +366,7 @@ def device_lines(*readings: tuple[object, object], at_ms: int = T0 + 1_000) -> s
 
 
 def test_a_rejected_record_of_a_known_device_widens_only_its_group(center: Border) -> None:
-    edge = center.edge("a")
-    center.register(group_by=["x"])
+    edge = center.edge_with_query("a", group_by=["x"])
     center.register(name="all")
     center.register(name="computed", group_by=[{"x": "x % 2"}])
     text = device_lines((7, 1.5), (8, 2.5), (7, "warm"), (9, "cold"))
@@ -408,8 +375,7 @@ def test_a_rejected_record_of_a_known_device_widens_only_its_group(center: Borde
     rejected = Chunk(SOURCE, batch, None, None, decoded.rejected, 0).rejected_records
     center.now_ms = T0 + 2 * MINUTE
     edge.durable.ingest_payload(Ingested(STREAM, SOURCE, batch, center.now_ms, rejected=rejected))
-    edge.accept(T0 + 2 * MINUTE)
-    edge.ship()
+    edge.deliver(T0 + 2 * MINUTE)
 
     def uppers(query: str) -> dict[object, object]:
         answer = center.get(f"/v1/queries/{query}/windows/{T0}")
@@ -424,13 +390,11 @@ def test_a_rejected_record_of_a_known_device_widens_only_its_group(center: Borde
 
 
 def test_more_devices_than_a_slice_tells_apart_widen_all_groups(center: Border) -> None:
-    edge = center.edge("a")
-    center.register(group_by=["x"])
+    edge = center.edge_with_query("a", group_by=["x"])
     center.now_ms = T0 + 2 * MINUTE
     parts = [replace(wrong_type(1, T0 + 2_000), only=f'{{"x":{n}}}') for n in range(MAX_RANGES + 1)]
     edge.reject(*parts, times_ms=[T0 + 1_000])
-    edge.accept(T0 + 2 * MINUTE)
-    edge.ship()
+    edge.deliver(T0 + 2 * MINUTE)
     answer = center.answer()
     assert answer["quality"]["records"]["rejected"] == MAX_RANGES + 1
     assert [row["n"]["upper"] for row in answer["data"]] == [None]
@@ -438,8 +402,7 @@ def test_more_devices_than_a_slice_tells_apart_widen_all_groups(center: Border) 
 
 @pytest.mark.parametrize("only", ["{", "[1]", '{"x":"a"}', '{"x":{}}', '{"x":' + "9" * 30 + "}"])
 def test_an_unreadable_device_widens_all_groups(center: Border, only: str) -> None:
-    edge = center.edge("a")
-    center.register(group_by=["x"])
+    edge = center.edge_with_query("a", group_by=["x"])
     center.now_ms = T0 + 2 * MINUTE
     edge.accept(T0 + 1_000, T0 + 2 * MINUTE)
     dropped = DroppedRecords(T0, DropReason.WRONG_TYPE, 1, T0 + MINUTE, only=only)
@@ -448,11 +411,9 @@ def test_an_unreadable_device_widens_all_groups(center: Border, only: str) -> No
 
 
 def test_a_complete_window_is_answered_again_when_a_late_record_of_it_is_rejected(center: Border) -> None:
-    edge = center.edge("a")
-    center.register(lateness="10m")
+    edge = center.edge_with_query("a", lateness="10m")
     center.now_ms = T0 + 2 * MINUTE
-    edge.accept(T0 + 1_000, T0 + MINUTE + 1_000, T0 + 2 * MINUTE)
-    edge.ship()
+    edge.deliver(T0 + 1_000, T0 + MINUTE + 1_000, T0 + 2 * MINUTE)
     first = center.answer()
     assert (first["revision"], first["contract"]["met"]) == (1, True)
     edge.reject(wrong_type(2, T0 + 3_000))
@@ -466,11 +427,9 @@ def test_a_complete_window_is_answered_again_when_a_late_record_of_it_is_rejecte
 
 
 def test_a_final_window_counts_the_records_of_it_that_are_rejected_later(center: Border) -> None:
-    edge = center.edge("a")
-    center.register()
+    edge = center.edge_with_query("a")
     center.now_ms = T0 + 2 * MINUTE
-    edge.accept(T0 + 1_000, T0 + 2 * MINUTE)
-    edge.ship()
+    edge.deliver(T0 + 1_000, T0 + 2 * MINUTE)
     etag = center.fetch(f"/v1/queries/q/windows/{T0}").headers["etag"]
     edge.reject(wrong_type(2, T0 + 3_000))
     center.now_ms += 1_000
@@ -481,24 +440,21 @@ def test_a_final_window_counts_the_records_of_it_that_are_rejected_later(center:
 
 
 def test_records_without_a_readable_time_may_be_of_each_window_that_was_open(center: Border) -> None:
-    edge = center.edge("a")
-    center.register(lateness="1m")
+    edge = center.edge_with_query("a", lateness="1m")
     center.now_ms = T0 + 30_000
     edge.accept(T0 + 30_000)
     center.now_ms = T0 + 70_000
     edge.reject(wrong_type(5))  # nothing valid beside them: between the watermark and now
     edge.accept(T0 + 70_000)
     center.now_ms = T0 + 3 * MINUTE
-    edge.accept(T0 + 2 * MINUTE, T0 + 3 * MINUTE)
-    edge.ship()
+    edge.deliver(T0 + 2 * MINUTE, T0 + 3 * MINUTE)
     found = {n: center.answer(T0 + n * MINUTE)["quality"]["records"]["rejected"] for n in range(3)}
     assert found == {0: 5, 1: 5, 2: 0}
     assert center.get("/v1/queries/q")["rejected"] == 5
 
 
 def test_rejected_records_are_stated_once_through_kill_and_replay_of_edge_and_job(center: Border) -> None:
-    edge = center.edge("a")
-    center.register(lateness="10m")
+    edge = center.edge_with_query("a", lateness="10m")
     center.now_ms = T0 + MINUTE
     edge.reject(wrong_type(3, T0 + 2_000), times_ms=[T0 + 1_000])
     again = center.edge("a")  # kill -9 before the report
@@ -512,22 +468,19 @@ def test_rejected_records_are_stated_once_through_kill_and_replay_of_edge_and_jo
     again = center.edge("a")
     assert again.ship() == 0, "the report is in the journal"
     center.now_ms = T0 + 2 * MINUTE
-    again.accept(T0 + 2 * MINUTE)
-    again.ship()
+    again.deliver(T0 + 2 * MINUTE)
     center.open_job()
     assert center.answer()["quality"]["records"]["rejected"] == 5
     assert again.durable.core.streams["events"].rejected == {"http": {"wrong-type": 5}}
 
 
 def test_a_session_says_how_many_of_its_records_were_rejected(center: Border) -> None:
-    edge = center.edge("a")
-    center.register(window={"session": "30s"})
+    edge = center.edge_with_query("a", window={"session": "30s"})
     center.now_ms = T0 + 10_000
     edge.accept(T0 + 1_000, T0 + 10_000)
     edge.reject(wrong_type(4, T0 + 5_000))
     center.now_ms = T0 + 3 * MINUTE
-    edge.accept(T0 + 3 * MINUTE)
-    edge.ship()
+    edge.deliver(T0 + 3 * MINUTE)
     answer = center.answer(T0 + 1_000)
     assert (answer["quality"]["records"]["rejected"], answer["contract"]["met"]) == (4, False)
 
@@ -543,8 +496,7 @@ def test_windows_of_records_ahead_of_the_clock_read_before_registration_are_not_
     edge = center.edge("a")  # a restart keeps it in mind
     center.register()
     center.now_ms = T0 + 4 * MINUTE
-    edge.accept(T0 + MINUTE + 1_000, *[T0 + 2 * MINUTE + 6_000] * 2, T0 + 3 * MINUTE + 1_000, T0 + 4 * MINUTE)
-    edge.ship()
+    edge.deliver(T0 + MINUTE + 1_000, *[T0 + 2 * MINUTE + 6_000] * 2, T0 + 3 * MINUTE + 1_000, T0 + 4 * MINUTE)
     answers = [center.answer(T0 + n * MINUTE) for n in (1, 2, 3)]
     assert [a["data"][0]["n"]["estimate"] for a in answers] == [1, 2, 1], "records that came later count"
     assert [a["quality"]["completeness"]["missing"] for a in answers] == [[], ["a"], []]
@@ -567,8 +519,7 @@ def test_a_window_that_a_retired_edge_had_not_closed_says_so(center: Border) -> 
     center.writer.advance()
     center.open_job()
     center.now_ms = T0 + 2 * MINUTE
-    first.accept(T0 + 5_000, T0 + MINUTE + 5_000, T0 + 2 * MINUTE)
-    first.ship()
+    first.deliver(T0 + 5_000, T0 + MINUTE + 5_000, T0 + 2 * MINUTE)
     answer, later = center.answer(), center.answer(T0 + MINUTE)
     assert (answer["phase"], answer["data"][0]["n"]["estimate"]) == ("final", 1), "nobody waits for it"
     assert answer["quality"]["completeness"] == {
@@ -597,8 +548,7 @@ def test_an_edge_that_was_heard_after_its_last_written_heartbeat_has_left_the_wi
     center.catalog.edges.retire(EdgeId("b"))
     center.writer.advance()
     center.now_ms = T0 + 3 * MINUTE
-    first.accept(T0 + 5_000, T0 + MINUTE + 5_000, T0 + 2 * MINUTE + 5_000, T0 + 3 * MINUTE)
-    first.ship()
+    first.deliver(T0 + 5_000, T0 + MINUTE + 5_000, T0 + 2 * MINUTE + 5_000, T0 + 3 * MINUTE)
     answers = [center.answer(T0 + n * MINUTE) for n in range(3)]
     assert [a["quality"]["completeness"].get("left") for a in answers] == [["b"], ["b"], None]
     assert [a["contract"]["met"] for a in answers] == [False, False, True]
@@ -608,13 +558,11 @@ def test_a_retired_edge_that_had_closed_a_window_leaves_it_complete(center: Bord
     first, gone = center.edge("a"), center.edge("b")
     center.register(lateness="5m")
     center.now_ms = T0 + MINUTE
-    gone.accept(*[T0 + 5_000] * 100, T0 + MINUTE)
-    gone.ship()
+    gone.deliver(*[T0 + 5_000] * 100, T0 + MINUTE)
     center.catalog.edges.end_sessions({EdgeId("b"): ("", center.now_ms)})
     center.catalog.edges.retire(EdgeId("b"))
     center.writer.advance()
-    first.accept(T0 + 5_000, T0 + MINUTE)
-    first.ship()
+    first.deliver(T0 + 5_000, T0 + MINUTE)
     answer = center.answer()
     assert (answer["phase"], answer["data"][0]["n"]["upper"], answer["contract"]["met"]) == ("complete", 101, True)
 
@@ -633,12 +581,10 @@ def test_a_window_that_lacks_a_frame_or_a_partial_is_not_complete(center: Border
     center.now_ms = T0 + MINUTE
     edge.accept(*[T0 + 5_000] * 100, T0 + MINUTE)
     edge.ship(spoil)
-    other.accept(*[T0 + 5_000] * 10, T0 + MINUTE)
-    other.ship()
+    other.deliver(*[T0 + 5_000] * 10, T0 + MINUTE)
     center.now_ms = T0 + 4 * MINUTE
     for site in (edge, other):
-        site.accept(T0 + 3 * MINUTE, T0 + 4 * MINUTE)
-        site.ship()
+        site.deliver(T0 + 3 * MINUTE, T0 + 4 * MINUTE)
     answer = center.answer()
     assert answer["data"][0]["n"] == {"estimate": 10, "lower": 10, "upper": None}
     assert answer["phase"] == "final"
@@ -651,32 +597,28 @@ def test_a_window_that_lacks_a_frame_or_a_partial_is_not_complete(center: Border
 
 
 def test_a_window_of_which_nothing_came_but_may_have_been_accepted_has_an_answer(center: Border) -> None:
-    edge = center.edge("a")
-    center.register()
+    edge = center.edge_with_query("a")
     center.now_ms = T0 + 10_000
     edge.accept(*[T0 + 5_000] * 100)
     center.now_ms = T0 + 20_000
     again = center.edge("a", "i2")
     center.open_job()
     center.now_ms = T0 + 3 * MINUTE
-    again.accept(T0 + 2 * MINUTE + 1, T0 + 3 * MINUTE)
-    again.ship()
+    again.deliver(T0 + 2 * MINUTE + 1, T0 + 3 * MINUTE)
     assert center.answer()["quality"]["completeness"]["lost_state"] == ["a"]
     starts = [a["window"]["start"] for a in center.get("/v1/queries/q/windows")["answers"]]
     assert starts == ["2013-01-01T00:00:00Z", "2013-01-01T00:02:00Z"], "the one between is known to be empty"
 
 
 def test_a_loss_covers_what_a_clock_that_is_ahead_may_have_accepted(center: Border) -> None:
-    edge = center.edge("a")
-    center.register()
+    edge = center.edge_with_query("a")
     center.now_ms = T0 + 50_000
     beat = HeartbeatRecord(EdgeId("a"), {}, {}, {}, 0, 0.0, 0.0, 30_000.0, center.now_ms)
     center.catalog.edges.record_heartbeats([beat])
     edge.accept(T0 + 75_000)
     again = center.edge("a", "i2")
     center.now_ms = T0 + 3 * MINUTE
-    again.accept(T0 + 80_000, T0 + 3 * MINUTE)
-    again.ship()
+    again.deliver(T0 + 80_000, T0 + 3 * MINUTE)
     assert center.answer(T0 + MINUTE)["quality"]["completeness"]["lost_state"] == ["a"]
 
 
@@ -689,13 +631,11 @@ def on_a_guess(reason: DropReason, records: int, first_ms: int, end_ms: int | No
 
 @pytest.mark.parametrize("reason", [reason for reason in DropReason if reason.is_guess])
 def test_a_window_with_a_guess_is_not_certain(center: Border, reason: DropReason) -> None:
-    edge = center.edge("a")
-    center.register(measures={"n": "count()", "s": "sum(x)", "top": "max(x)"}, lateness="1m")
+    edge = center.edge_with_query("a", measures={"n": "count()", "s": "sum(x)", "top": "max(x)"}, lateness="1m")
     center.now_ms = T0 + MINUTE
     edge.reject(on_a_guess(reason, 3, T0 + 2_000), times_ms=[T0 + 1_000, T0 + MINUTE])
     center.now_ms += MINUTE
-    edge.accept(T0 + 2 * MINUTE)
-    edge.ship()
+    edge.deliver(T0 + 2 * MINUTE)
     answer = center.answer(T0)
     records, completeness = answer["quality"]["records"], answer["quality"]["completeness"]
     assert (records["observed"], records["guessed"], records["expected"]) == (1, 3, None)
@@ -722,22 +662,18 @@ def test_a_window_with_a_guess_is_not_certain(center: Border, reason: DropReason
 
 
 def test_a_guess_without_times_concerns_every_window_over_its_range(center: Border) -> None:
-    edge = center.edge("a")
-    center.register()
+    edge = center.edge_with_query("a")
     center.now_ms = T0 + MINUTE
     edge.reject(on_a_guess(DropReason.ASSUMED_COPY, 9, T0, T0 + 2 * MINUTE), times_ms=[T0 + 1_000, T0 + MINUTE])
     center.now_ms += 2 * MINUTE
-    edge.accept(T0 + 2 * MINUTE, T0 + 3 * MINUTE)
-    edge.ship()
+    edge.deliver(T0 + 2 * MINUTE, T0 + 3 * MINUTE)
     assert [center.answer(T0 + n * MINUTE)["contract"]["met"] for n in range(3)] == [False, False, True]
 
 
 def test_records_of_too_many_series_are_stated_by_window(center: Border) -> None:
-    edge = center.edge("a")
-    center.register()
+    edge = center.edge_with_query("a")
     center.now_ms = T0 + MINUTE
     edge.reject(RejectedRecords("too-many-series", 4, T0 + 1, T0 + 2, is_timed=True), times_ms=[T0, T0 + MINUTE])
     center.now_ms += MINUTE
-    edge.accept(T0 + 2 * MINUTE)
-    edge.ship()
+    edge.deliver(T0 + 2 * MINUTE)
     assert center.answer(T0)["quality"]["records"]["rejected"] == 4

@@ -39,16 +39,14 @@ def lines(start: int, stop: int) -> str:
 def answer_of(center: Border, chunks: Iterable[Chunk], column: str) -> Any:
     """The answer to the window, once an edge has counted these chunks of a real source and has closed the window."""
     center.now_ms = AT_MS
-    edge = center.edge("a")
-    center.register(measures={"n": "count()", "s": "sum(x)", "low": "min(x)", "high": "max(x)"})
+    edge = center.edge_with_query("a", measures={"n": "count()", "s": "sum(x)", "low": "min(x)", "high": "max(x)"})
     for chunk in chunks:
         arrays = [chunk.batch.column(column).cast(pa.int64()), chunk.batch.column("event_time_ms")]
         batch = pa.RecordBatch.from_arrays(arrays, names=["x", "event_time_ms"])
         event = Ingested(STREAM, SOURCE, batch, center.now_ms, rejected=chunk.rejected_records)
         edge.durable.ingest_payload(event)
     center.now_ms = WINDOW_MS + 2 * MINUTE
-    edge.accept(center.now_ms)
-    edge.ship()
+    edge.deliver(center.now_ms)
     return center.answer(WINDOW_MS)
 
 

@@ -108,8 +108,7 @@ def test_a_window_that_all_edges_have_closed_without_a_record_is_known_to_be_emp
     if restarts:
         center.open_job()
     for edge in center.edges.values():
-        edge.accept(T0 + MINUTE + 10)
-        edge.ship()
+        edge.deliver(T0 + MINUTE + 10)
     answer = center.answer()
     assert (answer["phase"], answer["contract"]["met"], answer["confidence"]) == ("final", True, 0.95)
     assert answer["data"][0]["n"] == {"estimate": 0, "lower": 0, "upper": 0}

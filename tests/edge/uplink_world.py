@@ -250,8 +250,13 @@ class Proxy:
 
 
 @asynccontextmanager
-async def gateway(path: Path, address: str = "127.0.0.1:0", **settings: Any) -> AsyncIterator[tuple[int, Catalog]]:
+async def gateway(
+    path: Path, address: str = "127.0.0.1:0", queries: Sequence[QuerySpec] = (), **settings: Any
+) -> AsyncIterator[tuple[int, Catalog]]:
+    """Runs a gateway whose catalog has these queries."""
     catalog = Catalog(f"sqlite:///{path}/catalog.db")
+    for query in queries:
+        catalog.queries.register(query, 1)
     quick = {"poll_ms": 20, "write_ms": 20, "heartbeat_ms": 20, "retry_ms": 5, "retry_max_ms": 20}
     serving = Gateway(catalog, FrameLog(path / "log"), *configured(quick | settings, now_ms))
     port = await serving.start(address)

@@ -101,6 +101,11 @@ class Desk:
         self.ledger_knows(query)
         return query
 
+    def register_over(self, *edges: str, **changes: object) -> RegisteredQuery:
+        """Connects edges, and registers a query over their stream."""
+        self.connect(*edges)
+        return self.register(**changes)
+
     def ledger_knows(self, query: RegisteredQuery) -> None:
         self.results.tick(
             self.ledger, [EdgesChanged(tuple(self.catalog.edges.all())), QueryRegistered(query)], self.now
@@ -122,6 +127,11 @@ class Desk:
         rows = len(carriers)
         columns = {"distance": np.full(rows, 100), "dep_delay": np.arange(rows) + delay_from, "carrier": carriers}
         self.ship(query, edge, start_ms, columns, closed=closed, withheld=withheld)
+
+    def report_both(self, query: RegisteredQuery, start_ms: int, flights: Mapping[str | None, int]) -> None:
+        """`jfk` and `lga` ship the same."""
+        for edge in ("jfk", "lga"):
+            self.report(query, edge, start_ms, flights)
 
     def ship(
         self,
@@ -227,8 +237,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 @pytest.fixture
 def two_hours(desk: Desk) -> tuple[Desk, RegisteredQuery]:
     """Two edges and two hours: the first is final (in revision 2), the second complete (in revision 1)."""
-    desk.connect("jfk", "lga")
-    query = desk.register()
+    query = desk.register_over("jfk", "lga")
     desk.report(query, "jfk", T0, {"UA": 3, "AA": 1})
     desk.report(query, "lga", T0, {"UA": 2})
     desk.report(query, "jfk", T0 + HOUR, {"UA": 5})

@@ -22,8 +22,7 @@ def fill(desk: Any, windows: int = 30, seed: int = 5) -> None:
     """Registers three queries and reports `windows` hours of each; lga is behind by two at the end."""
     rng = np.random.default_rng(seed)
     desk.now = T0 + windows * HOUR + 1500
-    desk.connect(*EDGES)
-    busy = desk.register(
+    busy = desk.register_over(*EDGES,
         name="miles_by_carrier", measures={"miles": "sum(distance)", "flights": "count()"},
         budget={"error": {"miles": 1500}},
     )  # fmt: skip

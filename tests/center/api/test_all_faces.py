@@ -114,8 +114,7 @@ NOT_FINITE: dict[str, Callable[[float], bool]] = {
 def situated(desk: Desk, name: str) -> tuple[RegisteredQuery, AnswerRecord]:
     """Returns a query with one answer in this situation."""
     columns, change = SITUATIONS[name]
-    desk.connect("jfk", "lga")
-    query = desk.register(measures=MEASURES, lateness="99h")
+    query = desk.register_over("jfk", "lga", measures=MEASURES, lateness="99h")
     rows = {**(columns or PLAIN), "carrier": pa.array(CARRIERS)}
     if name.startswith("integers"):  # the sum of UA is beyond int64
         desk.ship(query, "jfk", T0, {**rows, "distance": pa.array(rows["distance"], pa.int64())})

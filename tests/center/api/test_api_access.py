@@ -50,8 +50,7 @@ def bearer(name: str) -> dict[str, str]:
 def guarded(desk):
     """The API with `PRINCIPALS`, two queries of two owners, and a function that asks as one of them."""
     app = desk.app(principals=PRINCIPALS)
-    desk.connect("jfk")
-    desk.register(name="sales_n")
+    desk.register_over("jfk", name="sales_n")
     desk.register(name="hr_n")
 
     def ask(name: str, method: str, path: str, **request):
@@ -496,8 +495,7 @@ def test_the_audit_log_does_not_follow_a_symbolic_link(desk, tmp_path: Path):
         desk.app(audit=str(path))
 
 
-def test_one_principal_does_not_take_the_threads_of_all(two_hours, monkeypatch):
-    desk, _ = two_hours
+def test_one_principal_does_not_take_the_threads_of_all(desk, two_hours, monkeypatch):
     app = desk.app(principals=PRINCIPALS, limits={"reads_at_once": 2})
     reading, most, lock, hold = 0, 0, threading.Lock(), threading.Event()
     latest = desk.results.latest
@@ -535,8 +533,7 @@ def test_one_principal_does_not_take_the_threads_of_all(two_hours, monkeypatch):
     asyncio.run(ask())
 
 
-def test_a_principal_whose_requests_wait_in_a_long_line_is_told_so(two_hours, monkeypatch):
-    desk, _ = two_hours
+def test_a_principal_whose_requests_wait_in_a_long_line_is_told_so(desk, two_hours, monkeypatch):
     monkeypatch.setattr("center.api.limits.MAX_WAITING", 3)
     app = desk.app(principals=PRINCIPALS, limits={"reads_at_once": 1})
 

@@ -33,8 +33,7 @@ def test_latest_is_the_newest_revision_of_the_last_window_as_it_is_rendered(two_
 
 
 def test_a_query_without_answers_differs_from_one_that_does_not_exist(desk):
-    desk.connect("jfk")
-    desk.register()
+    desk.register_over("jfk")
     assert "has no answer yet" in desk.get("/v1/queries/flights/latest").json()["detail"]
     assert "is not registered" in desk.get("/v1/queries/nothing/latest").json()["detail"]
     page = desk.get("/v1/queries/flights/windows").json()
@@ -52,21 +51,18 @@ def test_a_query_without_answers_differs_from_one_that_does_not_exist(desk):
         (str(T0 + 1), str(T0 + HOUR), []),
     ],
 )
-def test_a_range_includes_its_start_and_excludes_its_end(two_hours, start, end, hours):
-    desk, _ = two_hours
+def test_a_range_includes_its_start_and_excludes_its_end(desk, two_hours, start, end, hours):
     page = desk.get("/v1/queries/flights/windows", params={"start": start, "end": end}).json()
     AnswerPage.model_validate(page)
     assert [a["window"]["start"] for a in page["answers"]] == [f"2013-01-01T0{h}:00:00Z" for h in hours]
 
 
-def test_the_effective_range_is_echoed(two_hours):
-    desk, _ = two_hours
+def test_the_effective_range_is_echoed(desk, two_hours):
     page = desk.get(f"/v1/queries/flights/windows?start={T0}&limit=7").json()
     assert page["range"] == {"start": "2013-01-01T00:00:00Z", "end": None, "limit": 7}
 
 
-def test_pages_follow_one_another_by_cursor_and_by_link(two_hours):
-    desk, _ = two_hours
+def test_pages_follow_one_another_by_cursor_and_by_link(desk, two_hours):
     first = desk.get("/v1/queries/flights/windows?limit=1")
     assert len(first.json()["answers"]) == 1
     cursor = first.json()["next_cursor"]
@@ -78,8 +74,7 @@ def test_pages_follow_one_another_by_cursor_and_by_link(two_hours):
 
 
 def test_at_gives_every_window_that_contains_a_moment(desk):
-    desk.connect("jfk")
-    query = desk.register(window={"sliding": "2h", "every": "1h"}, lateness="0s")
+    query = desk.register_over("jfk", window={"sliding": "2h", "every": "1h"}, lateness="0s")
     desk.report(query, "jfk", T0, {"UA": 1})
     desk.report(query, "jfk", T0 + HOUR, {"UA": 2})
     answers = desk.get(f"/v1/queries/flights/at?time={T0 + HOUR - 1}").json()
@@ -101,8 +96,7 @@ def test_each_revision_of_a_window_stays_what_it_was(two_hours):
     assert revisions == {"query": "flights", "window_start": "2013-01-01T01:00:00Z", "revisions": [1, 2]}
 
 
-def test_a_given_revision_may_be_cached_for_good_once_the_version_is_in_the_url(two_hours):
-    desk, _ = two_hours
+def test_a_given_revision_may_be_cached_for_good_once_the_version_is_in_the_url(desk, two_hours):
     path = f"/v1/queries/flights/windows/{T0}"
     given = desk.get(f"{path}?revision=1&version=1")
     assert given.headers["cache-control"] == "private, max-age=31536000, immutable"
@@ -131,8 +125,7 @@ def test_a_copy_that_is_current_is_not_sent_again(two_hours):
     assert changed.status_code == 200
 
 
-def test_every_form_and_every_question_has_an_entity_tag_of_its_own(two_hours):
-    desk, _ = two_hours
+def test_every_form_and_every_question_has_an_entity_tag_of_its_own(desk, two_hours):
     path = f"/v1/queries/flights/windows/{T0}?revision=1"
     tags = {
         desk.get(path, headers={"Accept": form}).headers["etag"] for form in ("application/json", "text/csv", ARROW)
@@ -141,8 +134,7 @@ def test_every_form_and_every_question_has_an_entity_tag_of_its_own(two_hours):
     assert len(tags) == 5
 
 
-def test_csv_has_a_row_per_group_that_states_its_window_and_completeness(two_hours):
-    desk, _ = two_hours
+def test_csv_has_a_row_per_group_that_states_its_window_and_completeness(desk, two_hours):
     given = desk.get("/v1/queries/flights/windows", headers={"Accept": "text/csv"})
     assert given.headers["content-type"].startswith("text/csv")
     rows = pyarrow.csv.read_csv(io.BytesIO(given.content)).to_pylist()
@@ -164,7 +156,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("damaged", DAMAGED)
-def test_an_answer_that_cannot_be_read_costs_only_itself(two_hours, damaged, monkeypatch):
+def test_an_answer_that_cannot_be_read_costs_only_itself(desk, two_hours, damaged, monkeypatch):
     read = GroupedAggregate.from_bytes
 
     def faulty(data: bytes, **options: bool) -> GroupedAggregate:
@@ -173,7 +165,6 @@ def test_an_answer_that_cannot_be_read_costs_only_itself(two_hours, damaged, mon
         return read(data, **options)
 
     monkeypatch.setattr(GroupedAggregate, "from_bytes", staticmethod(faulty))
-    desk, _ = two_hours
     whole = desk.get("/v1/queries/flights/windows").json()["answers"]
     with desk.results.engine.begin() as connection:
         this = update(stored_answers).where(stored_answers.c.window_start_ms == T0)
@@ -203,8 +194,7 @@ def test_an_answer_that_cannot_be_read_costs_only_itself(two_hours, damaged, mon
     assert float(count.split()[1]) >= 4
 
 
-def test_arrow_is_a_stream_whose_schema_carries_each_answers_quality(two_hours):
-    desk, _ = two_hours
+def test_arrow_is_a_stream_whose_schema_carries_each_answers_quality(desk, two_hours):
     given = desk.get("/v1/queries/flights/windows", headers={"Accept": ARROW})
     table = pa.ipc.open_stream(given.content).read_all()
     assert table.column("window_start").type == pa.timestamp("ms", "UTC")
@@ -215,8 +205,7 @@ def test_arrow_is_a_stream_whose_schema_carries_each_answers_quality(two_hours):
 
 
 def test_no_answers_are_an_empty_table_in_any_form(desk):
-    desk.connect("jfk")
-    desk.register()
+    desk.register_over("jfk")
     for form in ("text/csv", ARROW):
         given = desk.get("/v1/queries/flights/windows", headers={"Accept": form})
         assert given.status_code == 200
@@ -224,8 +213,7 @@ def test_no_answers_are_an_empty_table_in_any_form(desk):
 
 
 def test_columns_of_an_answer_give_way_to_a_measure_of_that_name(desk):
-    desk.connect("jfk")
-    query = desk.register(measures={"revision": "count()"})
+    query = desk.register_over("jfk", measures={"revision": "count()"})
     desk.report(query, "jfk", T0, {"UA": 3})
     (row,) = pyarrow.csv.read_csv(
         io.BytesIO(desk.get("/v1/queries/flights/latest", headers={"Accept": "text/csv"}).content)
@@ -244,22 +232,19 @@ def test_columns_of_an_answer_give_way_to_a_measure_of_that_name(desk):
         (f"{ARROW}, */*;q=0.1", ARROW),
     ],
 )
-def test_the_form_is_the_one_that_accept_prefers(two_hours, accept, form):
-    desk, _ = two_hours
+def test_the_form_is_the_one_that_accept_prefers(desk, two_hours, accept, form):
     headers = {"Accept": accept} if accept else {}
     assert desk.get("/v1/queries/flights/latest", headers=headers).headers["content-type"].partition(";")[0] == form
 
 
-def test_a_form_that_is_not_given_is_refused_by_name(two_hours):
-    desk, _ = two_hours
+def test_a_form_that_is_not_given_is_refused_by_name(desk, two_hours):
     refused = desk.get("/v1/queries/flights/latest", headers={"Accept": "text/html"})
     assert refused.status_code == 406
     assert refused.json()["type"] == "https://edgewater.dev/problems/not-acceptable"
     assert ARROW in refused.json()["detail"]
 
 
-def test_groups_and_measures_are_given_as_asked(two_hours):
-    desk, _ = two_hours
+def test_groups_and_measures_are_given_as_asked(desk, two_hours):
     path = f"/v1/queries/flights/windows/{T0}"
     ua = desk.get(f"{path}?group=carrier:UA&measure=miles&measure=n").json()["data"]
     assert ua == [
@@ -288,8 +273,7 @@ def test_groups_and_measures_are_given_as_asked(two_hours):
 
 
 def test_a_missing_group_value_is_asked_for_as_null(desk):
-    desk.connect("jfk")
-    query = desk.register()
+    query = desk.register_over("jfk")
     desk.report(query, "jfk", T0, {None: 2, "UA": 1})
     for form in ("application/json", ARROW):
         given = desk.get("/v1/queries/flights/latest?group=carrier:null&measure=n", headers={"Accept": form})
@@ -324,8 +308,7 @@ def test_a_missing_group_value_is_asked_for_as_null(desk):
         ("limit_groups=0", "limit_groups", "greater than or equal to 1"),
     ],
 )
-def test_a_wrong_parameter_is_named_with_what_is_accepted(two_hours, asked, field, said):
-    desk, _ = two_hours
+def test_a_wrong_parameter_is_named_with_what_is_accepted(desk, two_hours, asked, field, said):
     refused = desk.get(f"/v1/queries/flights/windows?{asked}")
     assert refused.status_code == 422
     assert refused.headers["content-type"] == "application/problem+json"
@@ -335,8 +318,7 @@ def test_a_wrong_parameter_is_named_with_what_is_accepted(two_hours, asked, fiel
     assert said in problem["detail"]
 
 
-def test_unanswerable_questions_are_refused_and_exact_measures_accept_any_confidence(two_hours):
-    desk, _ = two_hours
+def test_unanswerable_questions_are_refused_and_exact_measures_accept_any_confidence(desk, two_hours):
     refused = desk.get("/v1/queries/flights/latest?quantile=0.5&quantile=0.99")
     assert refused.status_code == 422 and refused.json()["field"] == "quantile"
     assert "n: count; miles: count, sum" in refused.json()["accepted"]
@@ -344,8 +326,7 @@ def test_unanswerable_questions_are_refused_and_exact_measures_accept_any_confid
 
 
 def test_computed_values_and_the_selection_of_groups_are_part_of_every_answer(desk):
-    desk.connect("jfk")
-    query = desk.register()
+    query = desk.register_over("jfk")
     desk.report(query, "jfk", T0, {"UA": 4, "AA": 1, "DL": 3})
     asked = "compute=per_flight: miles / n&having=n_lower >= 3&order=-n&limit_groups=1&measure=n"
     (row,) = desk.get(f"/v1/queries/flights/latest?{asked}").json()["data"]
@@ -359,8 +340,7 @@ def test_computed_values_and_the_selection_of_groups_are_part_of_every_answer(de
 
 
 def test_quantiles_are_given_at_the_ranks_that_are_asked_for(desk):
-    desk.connect("jfk")
-    query = desk.register(measures={"delay": "quantiles(dep_delay)", "delay_most": "max(dep_delay)"})
+    query = desk.register_over("jfk", measures={"delay": "quantiles(dep_delay)", "delay_most": "max(dep_delay)"})
     desk.report(query, "jfk", T0, {"UA": 101})
     path = "/v1/queries/flights/latest"
     assert set(desk.get(path).json()["data"][0]["delay"]["quantiles"]) == {"0.5", "0.9", "0.95", "0.99"}
@@ -390,8 +370,7 @@ def test_intervals_are_made_for_any_confidence_where_that_can_be_done_and_refuse
     assert "miles is given at 0.864665" in refused.json()["reason"]
 
 
-def test_a_page_of_large_answers_ends_early_and_the_next_one_goes_on(two_hours, monkeypatch):
-    desk, _ = two_hours
+def test_a_page_of_large_answers_ends_early_and_the_next_one_goes_on(desk, two_hours, monkeypatch):
     monkeypatch.setattr("center.api.routers.answers.PAGE_BYTES", 1)
     first = desk.get("/v1/queries/flights/windows?limit=100").json()
     assert len(first["answers"]) == 1
@@ -399,16 +378,14 @@ def test_a_page_of_large_answers_ends_early_and_the_next_one_goes_on(two_hours, 
     assert (len(second["answers"]), second["next_cursor"]) == (1, None)
 
 
-def test_a_window_that_has_no_answer_is_not_found_by_its_time(two_hours):
-    desk, _ = two_hours
+def test_a_window_that_has_no_answer_is_not_found_by_its_time(desk, two_hours):
     missing = desk.get(f"/v1/queries/flights/windows/{T0 + 9 * HOUR}")
     assert missing.status_code == 404
     assert "2013-01-01T09:00:00Z" in missing.json()["detail"]
     assert desk.get("/v1/queries/flights/windows/soon").status_code == 422
 
 
-def test_an_answer_is_rendered_once_for_all_who_ask_the_same(two_hours):
-    desk, _ = two_hours
+def test_an_answer_is_rendered_once_for_all_who_ask_the_same(desk, two_hours):
     app = desk.app()
     for _ in range(3):
         desk.get("/v1/queries/flights/windows", app=app)

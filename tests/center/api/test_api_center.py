@@ -133,8 +133,7 @@ def test_a_store_out_of_reach_is_missing_too(desk, tmp_path: Path):
 
 
 def test_metrics_report_requests_by_route_and_the_centers_state(desk):
-    desk.connect("jfk")
-    desk.register()
+    desk.register_over("jfk")
     desk.beat("jfk", desk.now - 2000)
     beat(desk, "gateway")
     app = desk.app()

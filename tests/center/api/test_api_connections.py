@@ -215,8 +215,7 @@ def test_a_server_that_stops_serves_its_clients_until_they_have_left(desk, conne
         stopping.join()
 
 
-def test_streams_are_limited_per_principal_and_together(two_hours):
-    desk, _ = two_hours
+def test_streams_are_limited_per_principal_and_together(desk, two_hours):
     people = {name: {"token": name} for name in ("ann", "bob", "eve")}
     limits = {"live": 3, "live_per_principal": 2}
     with desk.served(principals=people, limits=limits) as url, httpx.Client(timeout=WAIT_S) as client:
@@ -237,9 +236,8 @@ def test_streams_are_limited_per_principal_and_together(two_hours):
         assert counts["live-per-principal"] == 1 and counts["live"] >= 1
 
 
-def test_a_live_stream_ends_with_the_credential_that_opened_it(two_hours, tmp_path: Path, monkeypatch):
+def test_a_live_stream_ends_with_the_credential_that_opened_it(desk, two_hours, tmp_path: Path, monkeypatch):
     monkeypatch.setattr("center.api.app.REFRESH_S", 0.05)
-    desk, _ = two_hours
     path = tmp_path / "principals.yaml"
     path.write_text("ann: {token: a}\n")
     with (

@@ -26,8 +26,7 @@ MEASURES = {
 @pytest.fixture
 def asked(desk):
     """Three hours of two edges, and a function that puts lines to them."""
-    desk.connect("jfk", "lga")
-    query = desk.register(measures=MEASURES)
+    query = desk.register_over("jfk", "lga", measures=MEASURES)
     for hour in range(3):
         desk.report(query, "jfk", T0 + hour * HOUR, {"UA": 3 + hour, "AA": 1})
         desk.report(query, "lga", T0 + hour * HOUR, {"UA": 2, "DL": 7})
@@ -83,8 +82,7 @@ def test_a_time_and_a_start_name_windows(asked):
 
 
 def test_overlapping_windows_merge_only_idempotent_measures(desk):
-    desk.connect("jfk")
-    query = desk.register(window={"sliding": "2h", "every": "1h"}, measures=MEASURES)
+    query = desk.register_over("jfk", window={"sliding": "2h", "every": "1h"}, measures=MEASURES)
     for hour in range(3):
         desk.report(query, "jfk", T0 + hour * HOUR, {"UA": 3, "AA": 1})
     body = "".join(
@@ -133,8 +131,7 @@ def test_every_kind_of_question_has_an_answer(asked):
     ids=["stated", "of zeros", "of records", "nothing"],
 )
 def test_the_withheld_bound_of_a_sum_does_not_bound_the_number_of_missing_records(desk, measures, withheld, upper):
-    desk.connect("jfk")
-    query = desk.register(measures=measures, budget={"error": {"miles": 10}})
+    query = desk.register_over("jfk", measures=measures, budget={"error": {"miles": 10}})
     stated = tuple(Withheld(name, 9.0, 0.0, 1) for name in withheld)
     desk.report(query, "jfk", T0, {"UA": 5}, withheld=stated)
     asked = [{"latest": 1, "measure": "miles", "question": q, "group": {"carrier": "UA"}} for q in ("sum", "count")]

@@ -28,8 +28,9 @@ ACCESS = {"principals": {"me": {"token": "mine", "role": "reader", "queries": ["
 
 def withholding(desk):
     """Two edges under an error budget: jfk withholds miles."""
-    desk.connect("jfk", "lga")
-    query = desk.register(budget={"error": {"miles": 1000}}, measures={"miles": "sum(distance)", "n": "count()"})
+    query = desk.register_over(
+        "jfk", "lga", budget={"error": {"miles": 1000}}, measures={"miles": "sum(distance)", "n": "count()"}
+    )
     desk.report(query, "jfk", T0, {"UA": 3, "AA": 1}, withheld=(Withheld("miles", 250.0, 0.0, 2),))
     desk.report(query, "lga", T0, {"UA": 2})
     return query
@@ -49,8 +50,7 @@ def test_the_error_of_a_value_is_explained_by_cause_and_by_edge(desk):
 
 
 def test_a_sketch_states_its_own_error_from_before_it_is_widened(desk):
-    desk.connect("jfk", "lga")
-    query = desk.register(measures={"delay": "quantiles(dep_delay)"}, budget={"staleness": "1h"})
+    query = desk.register_over("jfk", "lga", measures={"delay": "quantiles(dep_delay)"}, budget={"staleness": "1h"})
     desk.report(query, "jfk", T0, {"UA": 50})
     desk.report(query, "lga", T0, {"UA": 2}, closed=False)
     told = desk.get(f"{FIRST}/explain?quantile=0.5").json()
@@ -65,8 +65,7 @@ def test_a_sketch_states_its_own_error_from_before_it_is_widened(desk):
 
 
 def test_a_known_number_of_late_records_has_bounds_in_the_explanation_of_a_sketch(desk):
-    desk.connect("jfk")
-    query = desk.register(measures={"delay": "quantiles(dep_delay)", "miles": "sum(distance)"})
+    query = desk.register_over("jfk", measures={"delay": "quantiles(dep_delay)", "miles": "sum(distance)"})
     desk.report(query, "jfk", T0, {"UA": 50})
     record = desk.results.answer(query.ref, T0, 1)
     record = replace(record, facts=with_late(record.facts, {"after-final": LateRecords(2)}))
@@ -95,8 +94,7 @@ def test_without_a_group_the_widest_is_explained_and_an_absent_one_is_not_found(
     assert (refused.status_code, refused.json()["field"]) == (422, "measure")
 
 
-def test_completeness_has_a_character_per_window_and_edge(two_hours):
-    desk, _ = two_hours
+def test_completeness_has_a_character_per_window_and_edge(desk, two_hours):
     desk.connect("ewr")  # younger than the answers: it was not expected
     matrix = desk.get("/v1/queries/flights/completeness").json()
     assert matrix["windows"] == ["2013-01-01T00:00:00Z", "2013-01-01T01:00:00Z"]
@@ -108,8 +106,7 @@ def test_completeness_has_a_character_per_window_and_edge(two_hours):
 
 
 def test_a_missing_edge_is_named_in_the_matrix(desk):
-    desk.connect("jfk", "lga")
-    query = desk.register(budget={"staleness": "1h"})
+    query = desk.register_over("jfk", "lga", budget={"staleness": "1h"})
     desk.report(query, "jfk", T0, {"UA": 1})
     desk.report(query, "lga", T0 - HOUR, {"UA": 1})
     matrix = desk.get("/v1/queries/flights/completeness").json()
@@ -134,15 +131,13 @@ def test_the_budget_shows_each_edges_share_and_their_sum(desk):
     assert by_edge["jfk"]["wire_bytes"] == 500
 
 
-def test_a_query_without_an_error_budget_has_no_limits(two_hours):
-    desk, _ = two_hours
+def test_a_query_without_an_error_budget_has_no_limits(desk, two_hours):
     shown = desk.get("/v1/queries/flights/budget").json()
     assert (shown["budget"], shown["limits"], shown["sums"]) == (None, {}, {})
     assert shown["edges"][0]["granted"] is None
 
 
-def test_each_is_for_readers_of_the_query_only(two_hours):
-    desk, _ = two_hours
+def test_each_is_for_readers_of_the_query_only(desk, two_hours):
     app = desk.app(**ACCESS)
     for path in (f"{FIRST}/explain", "/v1/queries/flights/completeness", "/v1/queries/flights/budget"):
         assert desk.get(path, app=app).status_code == 401
@@ -154,8 +149,7 @@ def test_each_is_for_readers_of_the_query_only(two_hours):
     assert tried.status_code == 403
 
 
-def test_min_phase_leaves_out_windows_that_have_not_reached_it(two_hours):
-    desk, _ = two_hours
+def test_min_phase_leaves_out_windows_that_have_not_reached_it(desk, two_hours):
     assert desk.get("/v1/queries/flights/latest").json()["phase"] == "complete"
     assert desk.get("/v1/queries/flights/latest?min_phase=final").json()["phase"] == "final"
     found = desk.get("/v1/queries/flights/windows?min_phase=final").json()["answers"]
@@ -167,8 +161,7 @@ def test_min_phase_leaves_out_windows_that_have_not_reached_it(two_hours):
 
 
 def test_require_complete_refuses_answers_that_lack_an_edge(desk):
-    desk.connect("jfk", "lga")
-    query = desk.register(budget={"staleness": "1h"})
+    query = desk.register_over("jfk", "lga", budget={"staleness": "1h"})
     desk.report(query, "jfk", T0, {"UA": 1})
     refused = desk.get("/v1/queries/flights/latest?require=complete")
     assert (refused.status_code, refused.json()["type"].rpartition("/")[2]) == (409, "incomplete")

@@ -6,8 +6,7 @@ T0 = 1_356_998_400_000
 
 
 def test_ranks_of_a_kll_measure_are_answered_within_their_bounds(desk):
-    desk.connect("jfk")
-    query = desk.register(measures={"delay": "kll(dep_delay, k=64)"})
+    query = desk.register_over("jfk", measures={"delay": "kll(dep_delay, k=64)"})
     desk.report(query, "jfk", T0, {"UA": 2001})
     path = "/v1/queries/flights/latest"
     answer = desk.get(f"{path}?quantile=0.25&quantile=0.5").json()

@@ -70,22 +70,19 @@ def test_a_new_client_begins_with_the_last_answer_and_then_gets_what_is_given(tw
         assert (name, answer_id) == ("answer", str(latest.answer_id))
         assert data == render(latest, query.spec)
         assert events.next()[0] == "progress"
-        desk.report(query, "jfk", T0 + 2 * HOUR, {"UA": 1})
-        desk.report(query, "lga", T0 + 2 * HOUR, {"UA": 1})
+        desk.report_both(query, T0 + 2 * HOUR, {"UA": 1})
         windows = {events.next("answer")[2]["window"]["start"] for _ in range(2)}
         assert windows == {"2013-01-01T01:00:00Z", "2013-01-01T02:00:00Z"}  # the one before became final
 
 
-def test_questions_are_asked_of_live_answers_too(two_hours):
-    desk, _ = two_hours
+def test_questions_are_asked_of_live_answers_too(desk, two_hours):
     with desk.served() as url, streaming(f"{url}/v1/queries/flights/live?group=carrier:DL&measure=n") as events:
         assert events.next("answer")[2]["data"] == [
             {"group": {"carrier": "DL"}, "n": {"estimate": 4, "lower": 4, "upper": 4}}
         ]
 
 
-def test_a_stream_of_several_queries_has_only_those_and_summaries_have_the_widest_groups(two_hours):
-    desk, _ = two_hours
+def test_a_stream_of_several_queries_has_only_those_and_summaries_have_the_widest_groups(desk, two_hours):
     other = desk.register(name="other")
     desk.register(name="third")
     groups = {f"C{i:03}": 1 + (i > 13) for i in range(20)}  # all intervals are equally wide
@@ -103,8 +100,7 @@ def test_a_stream_of_several_queries_has_only_those_and_summaries_have_the_wides
 
 
 def test_progress_is_sent_without_data_too_and_reports_each_edge(desk):
-    desk.connect("jfk", "lga")
-    desk.register()
+    desk.register_over("jfk", "lga")
     desk.beat("jfk", T0 + HOUR)
     with desk.served(progress="100ms") as url, streaming(f"{url}/v1/queries/flights/live") as events:
         for _ in range(3):
@@ -115,8 +111,7 @@ def test_progress_is_sent_without_data_too_and_reports_each_edge(desk):
         assert (edges["lga"]["watermark"], edges["lga"]["state"]) == (None, "up")
 
 
-def test_streams_end_at_once_and_without_a_fault_when_the_server_stops(two_hours, monkeypatch, caplog):
-    desk, _ = two_hours
+def test_streams_end_at_once_and_without_a_fault_when_the_server_stops(desk, two_hours, monkeypatch, caplog):
     monkeypatch.setattr("center.api.server.GRACE_S", 3600)  # a stream that stays would outlive the test
     with ExitStack() as clients:
         with desk.served(progress="1h") as url:
@@ -132,8 +127,7 @@ def test_streams_end_at_once_and_without_a_fault_when_the_server_stops(two_hours
 
 @pytest.mark.parametrize("changes", [False, True])
 def test_a_correction_of_a_final_answer_is_an_event(desk, changes):
-    desk.connect("jfk")
-    query = desk.register(lateness="0s")
+    query = desk.register_over("jfk", lateness="0s")
     desk.report(query, "jfk", T0, {"UA": 1})
     path = f"/v1/queries/flights/live?changes={str(changes).lower()}"
     with desk.served() as url, streaming(url + path) as events:
@@ -148,8 +142,7 @@ def test_a_correction_of_a_final_answer_is_an_event(desk, changes):
         assert (row["n"]["lower"], row["n"]["upper"]) == (1, 3)
 
 
-def test_a_client_that_reconnects_continues_after_its_last_answer(two_hours):
-    desk, _ = two_hours
+def test_a_client_that_reconnects_continues_after_its_last_answer(desk, two_hours):
     first = answers_after(desk.results, 0, 1)[0]
     headers = {"Last-Event-ID": str(first.answer_id)}
     with desk.served() as url, streaming(f"{url}/v1/queries/flights/live", headers=headers) as events:
@@ -157,8 +150,7 @@ def test_a_client_that_reconnects_continues_after_its_last_answer(two_hours):
         assert ids == [r.answer_id for r in desk.results.changes_after(first.answer_id, 99).records]
 
 
-def test_a_client_with_answers_of_another_store_gets_a_gap(two_hours):
-    desk, _ = two_hours
+def test_a_client_with_answers_of_another_store_gets_a_gap(desk, two_hours):
     headers = {"Last-Event-ID": "999999"}
     with desk.served() as url, streaming(f"{url}/v1/queries/flights/live", headers=headers) as events:
         name, answer_id, data = events.next()
@@ -202,8 +194,7 @@ def test_a_stream_of_changes_has_only_the_groups_that_differ_from_what_its_clien
         assert {name: change[name] for name in ("revision", "quality", "contract")} == {
             name: latest[name] for name in ("revision", "quality", "contract")
         }
-        for edge in ("jfk", "lga"):
-            desk.report(query, edge, T0 + 2 * HOUR, {"UA": 1})
+        desk.report_both(query, T0 + 2 * HOUR, {"UA": 1})
         another = {a["window"]["start"]: a for a in (events.next("answer")[2] for _ in range(2))}
         assert "base" not in another["2013-01-01T02:00:00Z"]
         assert another["2013-01-01T01:00:00Z"]["data"] == [], "it became final with the same values"
@@ -223,8 +214,7 @@ def test_changes_since_a_revision_that_was_trimmed_are_a_whole_answer(two_hours)
     assert len(answer["data"]) == 2
 
 
-def test_a_summary_without_changes_is_asked_for_and_not_both(two_hours):
-    desk, _ = two_hours
+def test_a_summary_without_changes_is_asked_for_and_not_both(desk, two_hours):
     for path in ("/v1/live", "/v1/queries/flights/live"):
         refused = desk.get(f"{path}?summary=true&changes=true")
         assert (refused.status_code, refused.json()["field"]) == (422, "changes")
@@ -296,8 +286,7 @@ def test_clients_that_ask_the_same_share_one_read_one_rendering_and_one_encoding
         first = [await anext(s) for s in streams]
         progress = [await anext(s) for s in streams]
         waiting = [asyncio.create_task(anext(s)) for s in streams]  # type: ignore[arg-type]
-        desk.report(query, "jfk", T0 + 2 * HOUR, {"UA": 1})
-        desk.report(query, "lga", T0 + 2 * HOUR, {"UA": 1})
+        desk.report_both(query, T0 + 2 * HOUR, {"UA": 1})
         after = list(await asyncio.gather(*waiting))
         polling.cancel()
         return [first, progress, after]
@@ -349,8 +338,7 @@ def test_a_client_far_behind_reads_page_after_page_and_misses_no_window(two_hour
     desk, query = two_hours
     monkeypatch.setattr("center.api.live_feed.PAGE", 2)
     for hour in range(2, 6):
-        desk.report(query, "jfk", T0 + hour * HOUR, {"UA": 1})
-        desk.report(query, "lga", T0 + hour * HOUR, {"UA": 1})
+        desk.report_both(query, T0 + hour * HOUR, {"UA": 1})
     with desk.served() as url:
         request = {"headers": {"Last-Event-ID": "0"}}
         with streaming(f"{url}/v1/queries/flights/live", **request) as events:
@@ -362,14 +350,11 @@ def test_a_client_far_behind_reads_page_after_page_and_misses_no_window(two_hour
     assert list(last.values()) == [r.revision for r in newest]
 
 
-def test_one_stream_covers_all_queries_but_deleted_ones(two_hours):
-    desk, _ = two_hours
+def test_one_stream_covers_all_queries_but_deleted_ones(desk, two_hours):
     other = desk.register(name="others")
-    desk.report(other, "jfk", T0, {"UA": 1})
-    desk.report(other, "lga", T0, {"UA": 1})
+    desk.report_both(other, T0, {"UA": 1})
     gone = desk.register(name="gone")
-    desk.report(gone, "jfk", T0, {"UA": 1})
-    desk.report(gone, "lga", T0, {"UA": 1})
+    desk.report_both(gone, T0, {"UA": 1})
     desk.catalog.queries.delete("gone", desk.now)
     with desk.served() as url, streaming(f"{url}/v1/live") as events:
         assert {events.next("answer")[2]["query"] for _ in range(2)} == {"flights", "others"}
@@ -378,20 +363,17 @@ def test_one_stream_covers_all_queries_but_deleted_ones(two_hours):
         assert events.seen == ["answer", "answer", "progress"]
 
 
-def test_the_stream_of_all_queries_includes_one_younger_than_its_catalog_view(two_hours):
-    desk, _ = two_hours
+def test_the_stream_of_all_queries_includes_one_younger_than_its_catalog_view(desk, two_hours):
     feed = desk.app().state.services.feed
     feed = replace(feed, progress=SharedProgress(desk.catalog, lambda: desk.now, fresh_s=3600.0))
     stream = LiveStream(feed)
     assert len(stream._begin()) == 1
     young = desk.register(name="young")
-    desk.report(young, "jfk", T0, {"UA": 1})
-    desk.report(young, "lga", T0, {"UA": 1})
+    desk.report_both(young, T0, {"UA": 1})
     assert [json.loads(event.data)["query"] for event in stream._newer(desk.results.last_answer_id())] == ["young"]
     assert feed.progress.view().queries == tuple(desk.catalog.queries.all()), "and others need not read it again"
     other = desk.register(name="other")
-    desk.report(other, "jfk", T0, {"UA": 1})
-    desk.report(other, "lga", T0, {"UA": 1})
+    desk.report_both(other, T0, {"UA": 1})
     begun = [json.loads(event.data)["query"] for event in LiveStream(feed)._begin()]
     assert begun == ["flights", "young", "other"]
 
@@ -406,15 +388,13 @@ def test_the_stream_of_a_changed_query_goes_over_with_the_first_answer_of_the_ne
         assert events.next("answer")[2]["version"] == 1
         (stated,) = events.next("progress")[2]["queries"]
         assert (stated["first_version"], stated["version"]) == (1, 1)
-        for edge in ("jfk", "lga"):
-            desk.report(changed, edge, changed.windows.from_ms, {"UA": 1})
+        desk.report_both(changed, changed.windows.from_ms, {"UA": 1})
         assert events.next("answer")[2]["version"] == 2
         (stated,) = events.next("progress")[2]["queries"]
         assert (stated["first_version"], stated["version"]) == (1, 2)
 
 
-def test_the_stream_of_a_query_ends_when_it_is_deleted(two_hours):
-    desk, _ = two_hours
+def test_the_stream_of_a_query_ends_when_it_is_deleted(desk, two_hours):
     with desk.served(progress="100ms") as url:
         with streaming(f"{url}/v1/queries/flights/live") as events:
             events.next("progress")
@@ -425,16 +405,14 @@ def test_the_stream_of_a_query_ends_when_it_is_deleted(two_hours):
         assert httpx.get(f"{url}/v1/queries/flights/live").status_code == 404
 
 
-def test_streams_are_counted_while_they_are_open(two_hours):
-    desk, _ = two_hours
+def test_streams_are_counted_while_they_are_open(desk, two_hours):
     with desk.served() as url, streaming(f"{url}/v1/live") as events:
         events.next()
         assert "edgewater_api_live_clients 1.0" in httpx.get(f"{url}/metrics").text
 
 
 @pytest.mark.parametrize("last", ["x", "-1", "1" * 30])
-def test_an_invalid_last_event_id_is_refused(two_hours, last):
-    desk, _ = two_hours
+def test_an_invalid_last_event_id_is_refused(desk, two_hours, last):
     refused = desk.get("/v1/queries/flights/live", headers={"Last-Event-ID": last})
     assert refused.status_code == 422
     assert refused.json()["field"] == "Last-Event-ID"

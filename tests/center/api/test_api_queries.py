@@ -219,22 +219,19 @@ def test_a_query_shows_what_each_edge_says_of_it(two_hours):
 
 
 def test_an_edge_that_a_query_names_is_expected_before_it_ever_connects(desk):
-    desk.connect("jfk")
-    desk.register(edges=["jfk", "lga"])
+    desk.register_over("jfk", edges=["jfk", "lga"])
     edges = {e["edge"]: e["state"] for e in desk.get("/v1/queries/flights").json()["edges"]}
     assert edges == {"jfk": "up", "lga": "never_connected"}
 
 
 def test_an_edge_without_heartbeats_is_unreachable_and_one_without_events_is_up(desk):
-    desk.connect("jfk")
-    desk.register()
+    desk.register_over("jfk")
     assert desk.get("/v1/queries/flights").json()["edges"][0]["state"] == "up"
     desk.now += 60_000
     assert desk.get("/v1/queries/flights").json()["edges"][0]["state"] == "unreachable"
 
 
-def test_a_deleted_query_is_gone_and_its_name_is_free_for_the_next_version(two_hours):
-    desk, _ = two_hours
+def test_a_deleted_query_is_gone_and_its_name_is_free_for_the_next_version(desk, two_hours):
     deleted = desk.ask("DELETE", "/v1/queries/flights")
     assert (deleted.status_code, deleted.content) == (204, b"")
     for path in ("", "/latest", "/windows"):

@@ -24,8 +24,7 @@ PATH = "/v1/queries/flights/rollup"
 @pytest.fixture
 def five_hours(desk):
     """One edge and five hours, complete."""
-    desk.connect("jfk")
-    query = desk.register(measures=MEASURES)
+    query = desk.register_over("jfk", measures=MEASURES)
     for number, flights in enumerate(FLIGHTS):
         desk.report(query, "jfk", T0 + number * HOUR, flights, delay_from=10.0 * number)
     return desk, query
@@ -75,8 +74,7 @@ def test_an_interval_whose_windows_are_not_all_answered_has_no_upper_bounds(five
 
 
 def test_what_edges_withhold_adds_up(desk):
-    desk.connect("jfk", "lga")
-    query = desk.register(measures={"n": "count()"}, budget={"error": {"n": 4}})
+    query = desk.register_over("jfk", "lga", measures={"n": "count()"}, budget={"error": {"n": 4}})
     for number in range(2):
         withheld = (Withheld("n", 1.0, 0.0, 2, above_share=None, below_share=None),)
         desk.report(query, "jfk", T0 + number * HOUR, {"UA": 3}, withheld=withheld)
@@ -110,8 +108,7 @@ def test_days_begin_at_midnight_of_their_zone(five_hours):
 
 
 def test_sliding_windows_are_merged_where_they_do_not_overlap(desk):
-    desk.connect("jfk")
-    query = desk.register(measures={"n": "count()"}, window={"sliding": "2h", "every": "1h"})
+    query = desk.register_over("jfk", measures={"n": "count()"}, window={"sliding": "2h", "every": "1h"})
     for number, flights in enumerate(FLIGHTS):
         desk.report(query, "jfk", T0 + number * HOUR, flights)
     (answer,) = page(desk, every="4h", start=T0, end=T0 + 1)["answers"]
@@ -165,8 +162,7 @@ def test_bad_requests_name_the_parameter(five_hours, params, field):
 
 
 def test_sessions_are_refused(desk):
-    desk.connect("jfk")
-    desk.register(window={"session": "1h"})
+    desk.register_over("jfk", window={"session": "1h"})
     response = desk.get(PATH, params={"every": "1d"})
     assert response.status_code == 422 and response.json()["field"] == "every"
 

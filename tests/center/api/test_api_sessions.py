@@ -38,8 +38,7 @@ def ship(desk, query, position, *times_s, before=()):
 
 @pytest.fixture
 def two_sessions(desk):
-    desk.connect("jfk")
-    query = desk.register(group_by=[], measures=SESSIONS["measures"], window=SESSIONS["window"])
+    query = desk.register_over("jfk", group_by=[], measures=SESSIONS["measures"], window=SESSIONS["window"])
     ship(desk, query, 1, 10, 65, 135, 600)  # seconds 10 and 65 are one; 135 another, 70 s later
     return desk, query
 

@@ -211,8 +211,7 @@ def test_bounds_select_what_duckdb_selects(desk: Desk) -> None:
 
 
 def test_a_query_without_answers_is_an_empty_table(desk: Desk) -> None:
-    desk.connect("ewr")
-    desk.register()
+    desk.register_over("ewr")
     assert rows(run(desk, "SELECT carrier || 'x' AS carrier, n + 1 AS n FROM flights")) == []
 
 

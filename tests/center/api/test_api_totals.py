@@ -25,8 +25,7 @@ RESTS = (
 @pytest.fixture
 def withheld(desk: Desk) -> Desk:
     """One window: two edges have sent six records of two groups, and withhold four records of other groups."""
-    desk.connect("jfk", "lga")
-    query = desk.register(measures=MEASURES, budget=BUDGET)
+    query = desk.register_over("jfk", "lga", measures=MEASURES, budget=BUDGET)
     desk.report(query, "jfk", T0, {"UA": 3}, withheld=RESTS)
     desk.report(query, "lga", T0, {"AA": 3})
     return desk
@@ -55,8 +54,7 @@ def test_an_answer_states_its_totals_and_what_is_in_no_group(withheld: Desk) -> 
 
 def test_a_total_of_synopses_merges_all_groups(desk: Desk) -> None:
     measures = {"planes": "distinct(distance)", "delay": "quantiles(dep_delay)", "per": "planes / n", "n": "count()"}
-    desk.connect("jfk", "lga")
-    query = desk.register(measures=measures)
+    query = desk.register_over("jfk", "lga", measures=measures)
     for edge, carriers in (("jfk", ["UA"] * 400), ("lga", ["AA"] * 200 + ["DL"] * 200)):
         columns = {"carrier": pa.array(carriers), "distance": np.arange(400) % 300, "dep_delay": np.arange(400.0)}
         desk.ship(query, edge, T0, columns)
@@ -76,8 +74,7 @@ def test_a_total_of_synopses_merges_all_groups(desk: Desk) -> None:
 
 
 def test_a_total_has_no_bound_that_an_edge_may_exceed(desk: Desk) -> None:
-    desk.connect("jfk", "lga")
-    query = desk.register(measures=MEASURES, budget={**BUDGET, "staleness": "1s"})
+    query = desk.register_over("jfk", "lga", measures=MEASURES, budget={**BUDGET, "staleness": "1s"})
     desk.report(query, "jfk", T0, {"UA": 3}, withheld=RESTS)
     desk.results.tick(desk.ledger, [], desk.now)
     answer = desk.get("/v1/queries/flights/latest").json()

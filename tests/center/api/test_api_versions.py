@@ -27,8 +27,7 @@ def put(desk, spec, path=PATH, headers=None, **params):
 def changed(desk):
     """Version 1 has answered 0 and 1 o'clock, version 2 with other measures and groups 2 and 3 o'clock."""
     desk.now = T0
-    desk.connect("jfk")
-    desk.register(lateness="0s")
+    desk.register_over("jfk", lateness="0s")
     measures = {"n": "count()", "longest": "max(distance)"}
     spec = {**SPEC, "measures": measures, "group_by": [], "lateness": "0s"}
     assert put(desk, spec, at=rfc3339(BORDER)).status_code == 201
@@ -217,8 +216,7 @@ def test_progress_names_the_first_version_that_is_known(changed):
 
 def test_the_completeness_of_a_range_before_a_border_is_that_of_the_earlier_version(desk):
     desk.now = T0 + HOUR
-    desk.connect("jfk")
-    old = desk.register(name="changed", edges=["jfk"])
+    old = desk.register_over("jfk", name="changed", edges=["jfk"])
     desk.report(old, "jfk", T0, {"UA": 1})
     desk.report(old, "jfk", T0 + HOUR, {"UA": 1})
     spec = QuerySpec.from_mapping({**SPEC, "name": "changed", "edges": ["jfk"], "where": "distance > 0"})

@@ -47,8 +47,7 @@ def test_answers_the_list_of_edges_and_prometheus_name_edges_that_do_not_count_e
         assert "lga counts at-least-once" in said("query", "show", "flights")
 
 
-def test_answers_in_which_each_record_counts_once_say_nothing_more(two_hours: tuple[Desk, object]) -> None:
-    desk, _ = two_hours
+def test_answers_in_which_each_record_counts_once_say_nothing_more(desk: Desk, two_hours: tuple[Desk, object]) -> None:
     answer = desk.get("/v1/queries/flights/latest").json()
     assert "delivery" not in answer["quality"]["completeness"]
     at = {"query": "flights:exactly_once", "time": str((T0 + 2 * HOUR) / 1000)}

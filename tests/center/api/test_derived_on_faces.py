@@ -27,8 +27,7 @@ HOURS = ((1, 1), (0, 2), (1, 97))
 
 @pytest.fixture
 def hours(desk: Desk) -> tuple[Desk, RegisteredQuery]:
-    desk.connect("jfk")
-    query = desk.register(measures=MEASURES)
+    query = desk.register_over("jfk", measures=MEASURES)
     for hour, (late, on_time) in enumerate(HOURS):
         delays = [60.0] * late + [0.0] * on_time
         columns = {"carrier": pa.array(["UA"] * len(delays)), "dep_delay": delays, "distance": [1] * len(delays)}
@@ -116,8 +115,7 @@ def test_differences_of_distinct_counts_are_about_sets(desk: Desk) -> None:
     users = np.concatenate([np.arange(1000), np.arange(700, 900), np.arange(5000)])
     steps = np.repeat([0.0, 2.0, 7.0], [1000, 200, 5000])
     batch = pa.record_batch({"distance": users, "dep_delay": steps, "carrier": pa.array(["UA"] * len(users))})
-    desk.connect("jfk")
-    query = desk.register(measures=measures)
+    query = desk.register_over("jfk", measures=measures)
     read = {m.measure.argument: m.argument.array(batch) for m in query.spec.bind(COLUMNS).measures if m.argument}
     desk.ship(query, "jfk", T0, {"carrier": batch["carrier"], **read})
     (row,) = desk.get(f"{PATH}/latest").json()["data"]

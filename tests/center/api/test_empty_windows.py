@@ -95,8 +95,7 @@ def test_a_window_with_an_answer_is_not_empty_whatever_its_phase(desk: Any) -> N
 
 def test_windows_of_the_next_version_are_not_empty_windows_of_this_one(desk: Any) -> None:
     desk.now = T0
-    desk.connect("jfk")
-    desk.register(lateness="0s")
+    desk.register_over("jfk", lateness="0s")
     spec = {**desk.catalog.queries.versions("flights")[0].spec.to_mapping(), "measures": {"n": "count()"}}
     assert put(desk, spec, at=rfc3339(BORDER)).status_code == 201
     first, second = desk.catalog.queries.versions("flights")

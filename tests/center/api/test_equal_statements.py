@@ -103,8 +103,7 @@ def test_several_windows_are_united_by_one_rule(one_missing):
 @pytest.mark.parametrize("unsent", [9.0, -45.0])
 def test_stored_answers_replies_and_roll_ups_agree_whether_a_contract_is_met(desk, unsent):
     """An unsent maximum may lie far above the sent one, which only the values of the answer show."""
-    desk.connect("jfk", "lga")
-    query = desk.register(
+    query = desk.register_over("jfk", "lga",
         measures={"m": "max(dep_delay)", "n": "count()"}, budget={"error": {"m": 10, "n": 5}}
     )  # fmt: skip
     withheld = (Withheld("m", 0.0, 0.0, 1, largest_unsent=unsent), Withheld("n", 2.0, 0.0, 1))
@@ -124,8 +123,7 @@ def test_stored_answers_replies_and_roll_ups_agree_whether_a_contract_is_met(des
 
 
 def test_a_sum_beyond_float64_violates_the_contract_of_a_window_and_of_a_roll_up(desk):
-    desk.connect("jfk")
-    query = desk.register(measures={"d": "sum(dep_delay)"})
+    query = desk.register_over("jfk", measures={"d": "sum(dep_delay)"})
     for hour, delay in enumerate((1.6e308, 1.0)):
         columns = {"carrier": ["UA", "UA"], "distance": [1, 1], "dep_delay": [delay, delay]}
         desk.ship(query, "jfk", T0 + hour * HOUR, columns)
@@ -137,8 +135,7 @@ def test_a_sum_beyond_float64_violates_the_contract_of_a_window_and_of_a_roll_up
 
 def two_windows(desk: Any, *deviations: Deviation) -> None:
     """Stores two windows with two flights each. Both have these deviations."""
-    desk.connect("jfk")
-    query = desk.register(measures={"n": "count()", "d": "sum(dep_delay)"})
+    query = desk.register_over("jfk", measures={"n": "count()", "d": "sum(dep_delay)"})
     for hour in range(2):
         desk.report(query, "jfk", T0 + hour * HOUR, {"UA": 2})
     of_query = stored_answers.c.query == query.key
@@ -163,8 +160,7 @@ def test_a_roll_up_is_not_met_where_its_windows_are_not_because_late_records_hav
 
 
 def test_a_roll_up_whose_data_cannot_be_evaluated_says_so(desk, monkeypatch):
-    desk.connect("jfk")
-    query = desk.register(measures=COUNT)
+    query = desk.register_over("jfk", measures=COUNT)
     for hour in range(2):
         desk.report(query, "jfk", T0 + hour * HOUR, {"UA": 5})
     read = GroupedAggregate.from_bytes

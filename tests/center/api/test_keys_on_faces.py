@@ -33,8 +33,7 @@ def select(desk: Desk, text: str) -> httpx.Response:
 
 
 def alike(desk: Desk) -> None:
-    desk.connect("jfk")
-    query = desk.register(measures={"n": "count()"})
+    query = desk.register_over("jfk", measures={"n": "count()"})
     desk.report(query, "jfk", T0, {carrier: at + 1 for at, carrier in enumerate(CARRIERS)})
 
 
@@ -50,16 +49,14 @@ def test_a_column_may_have_a_colon(desk: Desk, monkeypatch: pytest.MonkeyPatch) 
     from tests.center.api import conftest
 
     monkeypatch.setattr(conftest, "COLUMNS", {**conftest.COLUMNS, "a:b": pa.string()})
-    desk.connect("jfk")
-    query = desk.register(group_by=["a:b"], measures={"n": "count()"})
+    query = desk.register_over("jfk", group_by=["a:b"], measures={"n": "count()"})
     desk.ship(query, "jfk", T0, {"a:b": pa.array(["x:y", "z"])})
     (row,) = desk.get("/v1/queries/flights/latest", params={"group": "a:b:x:y"}).json()["data"]
     assert row["group"] == {"a:b": "x:y"}
 
 
 def test_keys_that_are_not_finite_are_no_null(desk: Desk) -> None:
-    desk.connect("jfk")
-    query = desk.register(group_by=["dep_delay"], measures={"n": "count()"})
+    query = desk.register_over("jfk", group_by=["dep_delay"], measures={"n": "count()"})
     keys = pa.array([None, float("nan"), float("inf"), 1.0])
     desk.ship(query, "jfk", T0, {"dep_delay": keys})
     for text in ("null", "NaN", "Infinity", "1.0"):
@@ -94,8 +91,7 @@ def test_the_client_and_the_commands_tell_them_apart(desk: Desk) -> None:
 def test_columns_of_the_answer_have_one_name_on_every_face(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = ("Phase", "version", "day", "window_start")
     monkeypatch.setattr(conftest, "COLUMNS", {**conftest.COLUMNS, **dict.fromkeys(taken, pa.string())})
-    desk.connect("jfk")
-    query = desk.register(group_by=list(taken), measures={"revision": "count()"})
+    query = desk.register_over("jfk", group_by=list(taken), measures={"revision": "count()"})
     desk.ship(query, "jfk", T0, {name: pa.array([f"{name} key"]) for name in taken})
     names = own_names([*taken, "revision"])
     wanted = [*(names[name] for name in OWN_COLUMNS), "answer_version", *taken, "revision"]
@@ -112,8 +108,7 @@ def test_columns_of_the_answer_have_one_name_on_every_face(desk: Desk, monkeypat
 def test_columns_of_tables_depend_on_no_value(desk: Desk) -> None:
     measures = {"q": "quantiles(dep_delay)", "kll": "kll(dep_delay)", "t": "top_k(distance, 3)", "m": "max(dep_delay)"}
     measures |= {"cut": "equi_depth(dep_delay, 4)", "each": "m / n", "n": "count()"}
-    desk.connect("jfk")
-    query = desk.register(measures=measures)
+    query = desk.register_over("jfk", measures=measures)
     delays = ([1.0, 2.0], [None, None], [math.nan, math.inf])
     for hour, values in enumerate(delays):
         rows = {"dep_delay": pa.array(values, pa.float64()), "distance": pa.nulls(2, pa.int64())}
@@ -136,8 +131,7 @@ def test_columns_of_tables_depend_on_no_value(desk: Desk) -> None:
 
 
 def test_a_client_finds_a_measure_whose_columns_begin_as_those_of_the_answer(desk: Desk) -> None:
-    desk.connect("jfk")
-    query = desk.register(group_by=[], measures={"answer": "quantiles(distance)", "n": "count()"})
+    query = desk.register_over("jfk", group_by=[], measures={"answer": "quantiles(distance)", "n": "count()"})
     desk.report(query, "jfk", T0, {"UA": 3})
     with desk.served() as url, Center(url) as center:
         answer = center.query("flights").latest()
@@ -159,8 +153,7 @@ def test_bounds_in_pandas_and_in_live_answers_leave_to_the_outside() -> None:
 
 
 def test_values_that_are_computed_from_large_integers_have_true_bounds(desk: Desk) -> None:
-    desk.connect("jfk")
-    query = desk.register(group_by=[], measures={"a": "max(distance)", "b": "min(distance)"})
+    query = desk.register_over("jfk", group_by=[], measures={"a": "max(distance)", "b": "min(distance)"})
     desk.ship(query, "jfk", T0, {"distance": pa.array([BIG, BIG - 1])})
     (answer,) = desk.get("/v1/queries/flights/windows", params={"compute": "c: a - b"}).json()["answers"]
     cell = answer["data"][0]["c"]
@@ -177,8 +170,7 @@ def test_values_that_are_computed_from_large_integers_have_true_bounds(desk: Des
     ],
 )
 def test_synopses_of_large_integers_have_true_bounds(desk: Desk, measure: str) -> None:
-    desk.connect("jfk")
-    query = desk.register(group_by=[], measures={"x": measure})
+    query = desk.register_over("jfk", group_by=[], measures={"x": measure})
     desk.ship(query, "jfk", T0, {"distance": pa.array([BIG, BIG, BIG])})
     for path in ("latest", "rollup?every=1h"):
         reply = desk.get(f"/v1/queries/flights/{path}").json()

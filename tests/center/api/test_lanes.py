@@ -110,8 +110,7 @@ def limited(**limits: Any) -> Work:
 
 
 def test_a_check_of_alerts_ends_with_its_client_and_its_budget(desk: Desk) -> None:
-    desk.connect("jfk")
-    query = desk.register(lateness="99h")
+    query = desk.register_over("jfk", lateness="99h")
     for hour in range(4):
         desk.report(query, "jfk", T0 + hour * HOUR, {"UA": hour + 1})
     options = read_definition("check", CHECK, reads_secrets=False, field="").options
@@ -181,8 +180,7 @@ REQUESTS: dict[str, tuple[str, str, dict[str, Any]]] = {
 def test_a_request_of_more_work_than_its_budget_is_422_and_says_what_is_less(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, name: str, limits: dict[str, Any]
 ) -> None:
-    desk.connect("jfk")
-    query = desk.register(lateness="99h")
+    query = desk.register_over("jfk", lateness="99h")
     desk.report(query, "jfk", T0, {f"C{n}": 1 for n in range(10)})
     method, path, request = REQUESTS[name]
     app, most = desk.app(), WorkLimits(**limits)
@@ -201,8 +199,7 @@ def test_a_request_of_more_work_than_its_budget_is_422_and_says_what_is_less(
 def test_questions_beyond_the_budget_of_a_request_say_so_and_the_others_are_answered(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk.connect("jfk")
-    query = desk.register(lateness="99h")
+    query = desk.register_over("jfk", lateness="99h")
     desk.report(query, "jfk", T0, {f"C{n}": 1 for n in range(10)})
     monkeypatch.setattr(evaluate, "LIMITS", WorkLimits(cells=15))
     one = {"latest": 1, "measure": "n", "group": {"carrier": "C1"}}
@@ -213,8 +210,7 @@ def test_questions_beyond_the_budget_of_a_request_say_so_and_the_others_are_answ
 
 def test_the_end_of_work_is_no_failure_of_an_answer(desk: Desk) -> None:
     """Code that shows an answer as unreadable after an error must not show it so when the budget is spent."""
-    desk.connect("jfk")
-    query = desk.register(lateness="99h")
+    query = desk.register_over("jfk", lateness="99h")
     desk.report(query, "jfk", T0, {f"C{n}": 1 for n in range(10)})
     (record,) = desk.results.at(query.ref, T0)
     schema = answer_schema(desk.catalog, query.spec)
@@ -237,8 +233,7 @@ def test_a_statement_ends_with_its_client() -> None:
 
 
 def test_a_pattern_is_compiled_once_for_all_series_and_windows(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    desk.connect("jfk")
-    query = desk.register(lateness="99h")
+    query = desk.register_over("jfk", lateness="99h")
     for hour in range(6):
         desk.report(query, "jfk", T0 + hour * HOUR, {f"C{hour}{n}": n for n in range(1, 20)})
     compiled: list[int] = []

@@ -33,8 +33,7 @@ so a value ends where the next window ends: the lookback of Prometheus is shorte
 
 def fill(desk: Desk) -> Desk:
     """Windows of an hour of two edges, the last one without `lga`; values of both signs, and a second query."""
-    desk.connect("jfk", "lga")
-    query = desk.register(budget={"staleness": "2s"})
+    query = desk.register_over("jfk", "lga", budget={"staleness": "2s"})
     other = desk.register(
         name="trips", group_by=["carrier"], measures={"n": "count()", "spread": "quantiles(dep_delay)"}
     )
@@ -219,8 +218,7 @@ def filled(desk: Desk) -> Desk:
 def test_an_aggregation_of_bounds_is_absent_where_one_group_has_none(desk):
     query = desk.register(name="exact", lateness="9h")
     desk.connect("jfk", "lga")
-    for edge in ("jfk", "lga"):
-        desk.report(query, edge, T0, {"UA": 4, "AA": 2})
+    desk.report_both(query, T0, {"UA": 4, "AA": 2})
     early = desk.register(name="early", lateness="9h", budget={"staleness": "1s"})
     desk.report(early, "jfk", T0, {"UA": 4, "AA": 2})
     desk.now += 10_000_000
@@ -312,8 +310,7 @@ def test_only_queries_that_the_caller_may_read_exist(filled):
 
 
 def test_a_group_that_the_newest_window_lacks_and_an_unknown_bound_are_no_samples(desk):
-    desk.connect("jfk", "lga")
-    query = desk.register(budget={"staleness": "2s"})
+    query = desk.register_over("jfk", "lga", budget={"staleness": "2s"})
     desk.report(query, "jfk", T0, {"UA": 3, "AA": 1})
     desk.report(query, "jfk", T0 + HOUR, {"UA": 2})
     at = {"time": S0 + 2 * 3600 + 60}
@@ -339,8 +336,7 @@ def test_a_session_is_a_sample_at_its_end_and_one_that_was_merged_is_none(two_se
 
 @pytest.mark.slow
 def test_groups_keep_their_identity_as_labels(desk):
-    desk.connect("jfk")
-    query = desk.register(lateness="0s", measures={"completeness": "count()", "phase": "sum(distance)"})
+    query = desk.register_over("jfk", lateness="0s", measures={"completeness": "count()", "phase": "sum(distance)"})
     desk.report(query, "jfk", T0, {None: 1, "null": 2, "": 3, '"': 4})
     found = desk.get(f"{API}/query", params={"query": "flights:completeness", "time": S0 + 3600}).json()["data"][
         "result"
@@ -379,14 +375,12 @@ def test_a_refresh_evaluates_only_answers_that_are_new_or_have_changed(two_hours
     first = asked("n")
     assert asked("n") == first and len(evaluated) == 2
     assert asked("miles") != first and len(evaluated) == 4
-    desk.report(query, "jfk", T0 + 2 * HOUR, {"UA": 1})
-    desk.report(query, "lga", T0 + 2 * HOUR, {"UA": 1})
+    desk.report_both(query, T0 + 2 * HOUR, {"UA": 1})
     assert len(asked("n")) == len(first)
     assert len(evaluated) == 6  # the new window, and the one before, which has become final
 
 
-def test_data_that_cannot_be_evaluated_are_a_warning(two_hours, monkeypatch):
-    desk, _ = two_hours
+def test_data_that_cannot_be_evaluated_are_a_warning(desk, two_hours, monkeypatch):
 
     def fail(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError
@@ -432,8 +426,7 @@ def test_what_grafana_asks_is_answered(filled):
 
 
 def test_sums_and_means_of_bounds_are_bounds_beyond_the_integers_of_a_float(desk: Desk) -> None:
-    desk.connect("jfk")
-    query = desk.register(measures={"s": "sum(distance)"})
+    query = desk.register_over("jfk", measures={"s": "sum(distance)"})
     distances = {"a": (1 << 53) + 1, "b": (1 << 53) + 1, "c": 3, "d": -5}
     columns = {"carrier": pa.array(list(distances)), "distance": pa.array(list(distances.values()))}
     desk.ship(query, "jfk", T0, columns)

@@ -61,8 +61,7 @@ def test_a_center_that_does_not_work_is_named_first(desk):
 
 def test_a_stream_that_no_edge_serves_is_named_with_the_streams_that_there_are(desk):
     running(desk)
-    desk.connect("jfk")
-    query = desk.register(name="typo", **{"from": "flihgts"})
+    query = desk.register_over("jfk", name="typo", **{"from": "flihgts"})
     status = status_of(desk, "typo")
     assert status["state"] == "no_edges"
     assert status["reason"] == "no edge serves stream flihgts; the edges serve flights"
@@ -103,8 +102,7 @@ def test_a_retired_edge_that_has_refused_the_query_is_retired(desk):
 
 def test_an_edge_that_has_not_confirmed_or_not_read_is_named(desk):
     running(desk)
-    desk.connect("jfk")
-    query = desk.register()
+    query = desk.register_over("jfk")
     assert status_of(desk)["reason"] == "jfk has not confirmed the query yet"
     accept(desk, query, "jfk")
     assert status_of(desk)["reason"] == "jfk has read no record of flights"

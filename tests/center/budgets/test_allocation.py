@@ -19,6 +19,13 @@ A, B, C = EdgeId("a"), EdgeId("b"), EdgeId("c")
 E = 1000.0
 
 
+def calm_world(drifts: dict[str, float], *policy: AllocationPolicy) -> ShareWorld:
+    """Edges of these drifts, each of which has the share that it is to have."""
+    world = ShareWorld(E, drifts, *policy)
+    world.calm()
+    return world
+
+
 def optimum(world: ShareWorld, edges: set[str] | None = None) -> dict[str, float]:
     weights = {
         name: math.sqrt(e.update_bytes * e.drift) for name, e in world.edges.items() if edges is None or name in edges
@@ -32,21 +39,18 @@ def cost(world: ShareWorld, shares: dict[str, float]) -> float:
 
 
 def test_the_optimum_is_reached_where_messages_come_through() -> None:
-    world = ShareWorld(E, {"a": 1.0, "b": 100.0, "c": 10_000.0})
-    world.calm()
+    world = calm_world({"a": 1.0, "b": 100.0, "c": 10_000.0})
     assert world.shares() == pytest.approx(optimum(world), rel=1e-6)
     assert not world.flagged
 
 
 def test_every_edge_gets_the_whole_budget_where_errors_do_not_add_up() -> None:
-    world = ShareWorld(E, {"a": 1.0, "b": 100.0})
-    world.calm()
+    world = calm_world({"a": 1.0, "b": 100.0})
     assert [e.schedule.last.shares["top"] for e in world.edges.values()] == [7.0, 7.0]
 
 
 def test_a_new_edge_has_nothing_until_the_others_have_confirmed_that_they_shrank() -> None:
-    world = ShareWorld(E, {"a": 1.0})
-    world.calm()
+    world = calm_world({"a": 1.0})
     assert world.shares()["a"] == pytest.approx(E)
     world.join("b")
     world.allocator.set_members(frozenset(world.expected), {})
@@ -67,8 +71,7 @@ def test_a_new_edge_has_nothing_until_the_others_have_confirmed_that_they_shrank
 
 
 def test_an_edge_that_lags_keeps_its_small_share_for_slices_that_others_closed_under_large_ones() -> None:
-    world = ShareWorld(E, {"a": 1.0, "b": 1.0})
-    world.calm()
+    world = calm_world({"a": 1.0, "b": 1.0})
     world.edges[A].close(50)  # far ahead of b, and it can take none of that back
     world.edges[A].drift, world.edges[B].drift = 0.01, 100.0
     world.calm(3)
@@ -81,8 +84,7 @@ def test_an_edge_that_lags_keeps_its_small_share_for_slices_that_others_closed_u
 def test_a_smaller_share_does_not_apply_before_the_slice_from_which_the_larger_one_did() -> None:
     """An edge that joins is behind the slice from which the others gave it a share. It is then granted less, because
     another edge joins."""
-    world = ShareWorld(E, {"a": 1.0})
-    world.calm()
+    world = calm_world({"a": 1.0})
     world.edges[A].close(20)  # under the whole budget
     for name in ("b", "c"):
         world.join(name)
@@ -93,8 +95,7 @@ def test_a_smaller_share_does_not_apply_before_the_slice_from_which_the_larger_o
 
 
 def test_an_edge_that_lost_its_state_gets_no_share_of_slices_that_others_closed_under_theirs() -> None:
-    world = ShareWorld(E, {"a": 1.0, "b": 1.0})
-    world.calm()
+    world = calm_world({"a": 1.0, "b": 1.0})
     world.edges[A].close(20)  # under half of the budget
     world.edges[B].close(20)
     world.edges[A].drift, world.edges[B].drift = 0.01, 100.0
@@ -107,8 +108,7 @@ def test_an_edge_that_lost_its_state_gets_no_share_of_slices_that_others_closed_
 
 
 def test_a_silent_edge_keeps_its_share_and_the_others_divide_the_rest() -> None:
-    world = ShareWorld(E, {"a": 1.0, "b": 1.0, "c": 1.0})
-    world.calm()
+    world = calm_world({"a": 1.0, "b": 1.0, "c": 1.0})
     world.now_ms += EAGER.silence_timeout_ms
     world.edges[A].drift = 9.0
     world.calm(gone=frozenset({"c"}))
@@ -116,8 +116,7 @@ def test_a_silent_edge_keeps_its_share_and_the_others_divide_the_rest() -> None:
 
 
 def test_a_retired_edges_share_is_recovered_for_slices_that_it_cannot_have_closed() -> None:
-    world = ShareWorld(E, {"a": 1.0, "b": 1.0})
-    world.calm()
+    world = calm_world({"a": 1.0, "b": 1.0})
     gone_from = world.edges[B].through
     world.expected.remove(B)
     world.retired = {B: gone_from}
@@ -129,8 +128,7 @@ def test_a_retired_edges_share_is_recovered_for_slices_that_it_cannot_have_close
 
 
 def test_a_retired_edge_that_comes_back_with_its_old_share_is_flagged_and_cut_back_to_nothing() -> None:
-    world = ShareWorld(E, {"a": 1.0, "b": 1.0})
-    world.calm()
+    world = calm_world({"a": 1.0, "b": 1.0})
     world.retired, world.expected = {B: world.edges[B].through}, {A}
     world.turn()
     world.expected, world.retired = {A, B}, {}
@@ -143,8 +141,7 @@ def test_a_retired_edge_that_comes_back_with_its_old_share_is_flagged_and_cut_ba
 
 
 def test_an_edge_that_applies_more_than_it_was_granted_is_flagged_once_and_cut_back_to_nothing() -> None:
-    world = ShareWorld(E, {"a": 1.0, "b": 1.0})
-    world.calm()
+    world = calm_world({"a": 1.0, "b": 1.0})
     held = world.allocator.holdings[A]
     lie = BudgetReport(held.version, {"bytes": 0.9 * E}, held.last.from_ms)
     (flagged,) = world.allocator.report(A, lie, world.now_ms)
@@ -162,8 +159,7 @@ def test_an_edge_that_applies_more_than_it_was_granted_is_flagged_once_and_cut_b
 
 @pytest.mark.parametrize("shares", [{"bytes": math.nan}, {"bytes": -1.0}, {"bytes": math.inf}, {"flights": 1.0}])
 def test_a_report_that_no_edge_can_mean_is_flagged(shares: dict[str, float]) -> None:
-    world = ShareWorld(E, {"a": 1.0})
-    world.calm()
+    world = calm_world({"a": 1.0})
     held = world.allocator.holdings[A]
     assert world.allocator.report(A, BudgetReport(held.version, shares, held.last.from_ms), 1)
 
@@ -189,8 +185,7 @@ def test_a_claim_counts_as_at_most_the_budget_so_the_sum_over_edges_is_a_number(
 
 
 def test_after_a_reset_nothing_is_granted_until_each_edge_has_confirmed_a_share_of_zero() -> None:
-    world = ShareWorld(E, {"a": 1.0, "b": 1.0})
-    world.calm()
+    world = calm_world({"a": 1.0, "b": 1.0})
     world.allocator.reset(frozenset({A, B}))
     assert world.allocator.in_force(1 << 40)["bytes"] == 2 * E
     world.calm()
@@ -212,8 +207,7 @@ def test_a_grant_that_is_applied_to_earlier_slices_than_it_was_granted_for_is_fl
 
 
 def test_an_edge_that_has_lost_its_state_counts_with_all_it_ever_had_until_it_confirms_anew() -> None:
-    world = ShareWorld(E, {"a": 1.0, "b": 9.0})
-    world.calm()
+    world = calm_world({"a": 1.0, "b": 9.0})
     before = world.allocator.holdings[B].last.shares["bytes"]
     world.edges |= ShareWorld(E, {"b": 9.0}).edges
     assert world.allocator.report(B, world.edges[B].report(), world.now_ms) == []
@@ -224,8 +218,7 @@ def test_an_edge_that_has_lost_its_state_counts_with_all_it_ever_had_until_it_co
 
 
 def test_small_changes_and_quick_ones_move_nothing() -> None:
-    world = ShareWorld(E, {"a": 1.0, "b": 1.0}, AllocationPolicy(min_gain=1.1, min_interval_ms=60_000))
-    world.calm()
+    world = calm_world({"a": 1.0, "b": 1.0}, AllocationPolicy(min_gain=1.1, min_interval_ms=60_000))
     versions = {e: h.version for e, h in world.allocator.holdings.items()}
     world.now_ms += 60_000
     world.edges[A].drift = 1.5

@@ -21,7 +21,7 @@ from edgewater.model.lookups import decode_rows
 from edgewater.model.registered_query import query_from_key, query_key
 from edgewater.synopses import registry
 from edgewater.wire import QueryRef
-from tests.center.catalog_world import FLIGHTS, JFK, LGA, acked_through, frame, hello, spec
+from tests.center.catalog_world import FLIGHTS, JFK, LGA, acked_through, frame, hello, known_query, spec
 from tests.examples import examples
 from tests.refusals import refused
 
@@ -227,8 +227,7 @@ def test_positions_of_a_query_have_no_gaps_whoever_sent_the_frames(catalog: Cata
 
 
 def test_positions_are_the_known_ones_until_a_frame_comes_or_the_live_queries_change(catalog: Catalog) -> None:
-    ref = catalog.queries.register(spec(), 1)[0].ref
-    hello(catalog)
+    ref = known_query(catalog)
     known = catalog.frames.last_positions_since(None)
     assert known.by_key == {"miles@1": 0} and catalog.frames.last_positions_since(known) is known
     changes: list[Callable[[], object]] = [
@@ -246,8 +245,7 @@ def test_positions_are_the_known_ones_until_a_frame_comes_or_the_live_queries_ch
 
 
 def test_a_re_delivery_is_acknowledged_and_not_indexed(catalog: Catalog) -> None:
-    ref = catalog.queries.register(spec(), 1)[0].ref
-    hello(catalog)
+    ref = known_query(catalog)
     assert catalog.frames.index([frame(ref, 0), frame(ref, 0)]) == [IndexOutcome.NEW, IndexOutcome.DUPLICATE]
     assert catalog.frames.index([frame(ref, 0)]) == [IndexOutcome.DUPLICATE]
     assert catalog.frames.last_positions() == {"miles@1": 1}
@@ -265,8 +263,7 @@ def test_the_same_identity_with_another_checksum_is_a_conflict_and_stops_the_edg
 
 
 def test_a_frame_after_a_gap_is_refused(catalog: Catalog) -> None:
-    ref = catalog.queries.register(spec(), 1)[0].ref
-    hello(catalog)
+    ref = known_query(catalog)
     assert catalog.frames.index([frame(ref, 0), frame(ref, 2), frame(ref, 3)]) == [
         IndexOutcome.NEW,
         *[IndexOutcome.OUT_OF_SEQUENCE] * 2,
@@ -274,8 +271,7 @@ def test_a_frame_after_a_gap_is_refused(catalog: Catalog) -> None:
 
 
 def test_a_frame_of_an_unknown_or_deleted_query_moves_the_acknowledgement_and_nothing_else(catalog: Catalog) -> None:
-    ref = catalog.queries.register(spec(), 1)[0].ref
-    hello(catalog)
+    ref = known_query(catalog)
     catalog.frames.index([frame(ref, 0)])
     catalog.queries.delete("miles", 2)
     outcomes = catalog.frames.index([frame(ref, 1), frame(QueryRef("other", 1), 2, location=None)])
@@ -287,8 +283,7 @@ def test_a_frame_of_an_unknown_or_deleted_query_moves_the_acknowledgement_and_no
 
 
 def test_a_frame_that_is_not_in_the_log_is_never_counted_as_there(catalog: Catalog) -> None:
-    ref = catalog.queries.register(spec(), 1)[0].ref
-    hello(catalog)
+    ref = known_query(catalog)
     assert catalog.frames.index([frame(ref, 0, location=None)]) == [IndexOutcome.OUT_OF_SEQUENCE]
     assert acked_through(catalog, JFK, "i1") is None
 
@@ -302,8 +297,7 @@ def test_an_incarnation_continues_where_the_center_has_acknowledged_it(catalog: 
 
 
 def test_an_edge_whose_state_is_older_than_what_it_sent_is_refused_and_alarmed(catalog: Catalog) -> None:
-    ref = catalog.queries.register(spec(), 1)[0].ref
-    hello(catalog)
+    ref = known_query(catalog)
     catalog.frames.index([frame(ref, n) for n in range(4)])
     for now_ms in (10, 20):
         with pytest.raises(ProtocolError):
@@ -315,8 +309,7 @@ def test_an_edge_whose_state_is_older_than_what_it_sent_is_refused_and_alarmed(c
 
 
 def test_frames_that_a_center_set_back_has_lost_are_an_alarm_and_the_rest_is_taken(catalog: Catalog) -> None:
-    ref = catalog.queries.register(spec(), 1)[0].ref
-    hello(catalog)
+    ref = known_query(catalog)
     catalog.frames.index([frame(ref, 0)])
     assert hello(catalog, oldest_seq=4, next_seq=6) == 3
     assert catalog.frames.index([frame(ref, 4)]) == [IndexOutcome.NEW]
@@ -324,8 +317,7 @@ def test_frames_that_a_center_set_back_has_lost_are_an_alarm_and_the_rest_is_tak
 
 
 def test_forgetting_returns_the_segments_that_nothing_points_to(catalog: Catalog) -> None:
-    ref = catalog.queries.register(spec(), 1)[0].ref
-    hello(catalog)
+    ref = known_query(catalog)
     segments = ["miles@1/a", "miles@1/a", "miles@1/b"]
     catalog.frames.index([frame(ref, n, location=FrameLocation(s, n, 1)) for n, s in enumerate(segments)])
     assert catalog.frames.drop({"miles@1": 1}) == []
@@ -337,8 +329,7 @@ def test_forgetting_returns_the_segments_that_nothing_points_to(catalog: Catalog
 
 
 def test_a_deleted_query_leaves_the_positions_once_it_is_drained(catalog: Catalog) -> None:
-    ref = catalog.queries.register(spec(), 1)[0].ref
-    hello(catalog)
+    ref = known_query(catalog)
     catalog.frames.index([frame(ref, 0)])
     catalog.queries.delete("miles", 2)
     assert catalog.frames.drop({"miles@1": 1}) == ["miles@1/w-1.frames"]
@@ -358,8 +349,7 @@ def test_whatever_is_re_sent_each_frame_is_indexed_once_and_in_order(
     new_database: Callable[[], str], sent: list[list[int]]
 ) -> None:
     catalog = Catalog(new_database())
-    ref = catalog.queries.register(spec(), 1)[0].ref
-    hello(catalog)
+    ref = known_query(catalog)
     acknowledged: set[int] = set()
     for batch in sent:
         outcomes = catalog.frames.index([frame(ref, seq, crc32c=seq) for seq in batch])
@@ -371,8 +361,7 @@ def test_whatever_is_re_sent_each_frame_is_indexed_once_and_in_order(
 
 
 def test_threads_that_index_the_same_frames_at_once_index_each_of_them_once(catalog: Catalog) -> None:
-    ref = catalog.queries.register(spec(), 1)[0].ref
-    hello(catalog)
+    ref = known_query(catalog)
     batches = [[frame(ref, n, crc32c=n) for n in range(b * 5, b * 5 + 5)] for b in range(8)]
 
     def send(_thread: int) -> list[IndexOutcome]:

@@ -274,8 +274,7 @@ async def test_two_gateways_over_one_catalog_let_the_same_edges_in_and_lock_them
         replace(file, "lga: another\n")
         for edge in (at_a, at_b):
             assert (await edge.refusal())[:2] == (grpc.StatusCode.UNAUTHENTICATED, "unauthenticated")
-        await honest.send(frame(0))
-        await honest.acked(0)
+        await honest.deliver(frame(0))
         assert a.entries() == [*(("jfk", n) for n in range(8)), ("lga", 0)]
         for each in (at_a, at_b, again, honest):
             await each.__aexit__()

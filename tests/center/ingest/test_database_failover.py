@@ -20,9 +20,10 @@ async def test_each_frame_is_indexed_once_when_the_database_is_killed_and_its_st
     tmp_path: Path, postgres_binaries: Path
 ) -> None:
     with serving_pair(postgres_binaries) as (primary, standby):
-        async with center(tmp_path, url=primary.url_of_pair(standby)) as c, RawEdge(c.port) as edge:
-            c.catalog.queries.register(spec(), 1)
-            await edge.hello()
+        async with (
+            center(tmp_path, url=primary.url_of_pair(standby), queries=[spec()]) as c,
+            RawEdge(c.port, greets=True) as edge,
+        ):
             sending = asyncio.create_task(edge.send(*(frame(n) for n in range(FRAMES))))
             acked = await edge.acked(FRAMES // 10)
             await asyncio.to_thread(primary.kill)

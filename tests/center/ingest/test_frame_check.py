@@ -353,8 +353,7 @@ async def test_a_bad_partial_is_an_alarm_before_the_ack_and_the_honest_one_besid
     async with center(tmp_path) as c:
         c.clock[0] = NOW_MS
         c.catalog.queries.register(spec(), 1)
-        async with RawEdge(c.port) as edge:
-            await edge.hello()
+        async with RawEdge(c.port, greets=True) as edge:
             await edge.send(sent)
             refused = (await edge.until("refused")).refused
             assert (refused.reason, refused.seq, refused.frames) == ("partial-refused", 0, 1)
@@ -399,8 +398,7 @@ async def test_an_edge_that_comes_first_does_not_set_the_types_of_a_query(tmp_pa
     stacks = {m.measure.name: m.measure.stack(pa.float64()) for m in bound.measures}
     numbers = GroupedAggregate({"carrier": pa.int64()}, stacks)
     numbers.update([pa.array([7])], {name: pa.array([1.5]) for name in stacks}, 1)
-    async with center(tmp_path) as c, RawEdge(c.port) as evil, RawEdge(c.port) as honest:
-        c.catalog.queries.register(spec(), 1)
+    async with center(tmp_path, queries=[spec()]) as c, RawEdge(c.port) as evil, RawEdge(c.port) as honest:
         await honest.hello()
         await evil.hello("lga", streams=[pb.Stream(name="flights")])
         await evil.send(Frame.pack(0, MILES, FrameBody(0, (Partial(0, numbers.to_bytes()),))))

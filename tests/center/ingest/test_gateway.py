@@ -23,8 +23,7 @@ from tests.center.kept_frames import read_frame, stored_frame
 
 
 async def test_a_frame_is_acknowledged_once_it_is_durable_and_indexed_and_not_before(tmp_path: Path) -> None:
-    async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.queries.register(spec(), 1)
+    async with center(tmp_path, queries=[spec()]) as c, RawEdge(c.port) as edge:
         c.catalog.gate = gate = asyncio.Event()
         await edge.hello()
         await edge.send(frame(0))
@@ -41,8 +40,7 @@ async def test_a_frame_is_acknowledged_once_it_is_durable_and_indexed_and_not_be
 
 
 async def test_all_frames_that_wait_share_one_fsync_and_one_transaction(tmp_path: Path) -> None:
-    async with center(tmp_path) as c, RawEdge(c.port) as edge, RawEdge(c.port) as other:
-        c.catalog.queries.register(spec(), 1)
+    async with center(tmp_path, queries=[spec()]) as c, RawEdge(c.port) as edge, RawEdge(c.port) as other:
         c.catalog.gate = gate = asyncio.Event()
         await edge.hello()
         await other.hello("lga")
@@ -60,8 +58,7 @@ async def test_all_frames_that_wait_share_one_fsync_and_one_transaction(tmp_path
 
 
 async def test_a_session_cut_in_mid_stream_goes_on_where_the_center_is(tmp_path: Path) -> None:
-    async with center(tmp_path) as c:
-        c.catalog.queries.register(spec(), 1)
+    async with center(tmp_path, queries=[spec()]) as c:
         async with RawEdge(c.port) as edge:
             welcome = await edge.hello()
             assert not welcome.any_acked
@@ -70,16 +67,13 @@ async def test_a_session_cut_in_mid_stream_goes_on_where_the_center_is(tmp_path:
         async with RawEdge(c.port) as edge:
             welcome = await edge.hello(oldest=0, following=4)
             assert (welcome.any_acked, welcome.acked_through) == (True, 2)
-            await edge.send(frame(3))
-            await edge.acked(3)
+            await edge.deliver(frame(3))
         assert c.entries() == [("jfk", n) for n in range(4)]
 
 
 async def test_a_re_delivered_frame_is_acknowledged_and_neither_written_nor_indexed_again(tmp_path: Path) -> None:
-    async with center(tmp_path) as c:
-        c.catalog.queries.register(spec(), 1)
-        async with RawEdge(c.port) as edge:
-            await edge.hello()
+    async with center(tmp_path, queries=[spec()]) as c:
+        async with RawEdge(c.port, greets=True) as edge:
             await edge.send(frame(0), frame(1))
             await edge.acked(1)
         async with RawEdge(c.port) as edge:
@@ -91,14 +85,11 @@ async def test_a_re_delivered_frame_is_acknowledged_and_neither_written_nor_inde
 
 
 async def test_a_frame_of_an_unknown_or_deleted_query_is_acknowledged_counted_and_not_stored(tmp_path: Path) -> None:
-    async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.queries.register(spec(), 1)
-        await edge.hello()
+    async with center(tmp_path, queries=[spec()]) as c, RawEdge(c.port, greets=True) as edge:
         await edge.send(frame(0), frame(1, QueryRef("unknown", 7)))
         await edge.acked(1)
         c.catalog.queries.delete("miles", 2)
-        await edge.send(frame(2))
-        await edge.acked(2)
+        await edge.deliver(frame(2))
         assert c.log.durable[0] == ("jfk", 0)
         assert c.entries() == [("jfk", 0)]
         assert c.catalog.frames.last_positions() == {"miles@1": 1}
@@ -107,16 +98,12 @@ async def test_a_frame_of_an_unknown_or_deleted_query_is_acknowledged_counted_an
 
 
 async def test_frames_of_a_query_known_to_be_deleted_are_not_written_to_the_log(tmp_path: Path) -> None:
-    async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.queries.register(spec(), 1)
-        await edge.hello()
+    async with center(tmp_path, queries=[spec()]) as c, RawEdge(c.port, greets=True) as edge:
         await edge.until("queries", lambda told: told.queries)
-        await edge.send(frame(0))
-        await edge.acked(0)
+        await edge.deliver(frame(0))
         c.catalog.queries.delete("miles", 2)
         await edge.until("queries", lambda told: not told.queries)
-        await edge.send(frame(1))
-        await edge.acked(1)
+        await edge.deliver(frame(1))
         assert c.log.durable == [("jfk", 0)]
 
 
@@ -151,19 +138,16 @@ def queries_on_disk(log: FrameLog) -> list[str]:
 
 
 async def test_a_query_registered_a_moment_ago_elsewhere_is_known_when_its_first_frame_comes(tmp_path: Path) -> None:
-    async with center(tmp_path, poll_ms=60_000) as c, RawEdge(c.port) as edge:
-        await edge.hello()
+    async with center(tmp_path, poll_ms=60_000) as c, RawEdge(c.port, greets=True) as edge:
         c.catalog.queries.register(spec(), 1)
-        await edge.send(frame(0))
-        await edge.acked(0)
+        await edge.deliver(frame(0))
         assert c.entries() == [("jfk", 0)]
 
 
 async def test_a_gateway_that_is_woken_sends_a_query_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("center.ingest.gateway.POLL_S", 600.0)
     wakes = SocketChannel(tmp_path / "wake")
-    async with center(tmp_path, wakes=wakes) as c, RawEdge(c.port) as edge:
-        await edge.hello()
+    async with center(tmp_path, wakes=wakes) as c, RawEdge(c.port, greets=True) as edge:
         api = Catalog(f"sqlite:///{tmp_path}/catalog.db", changed=Waker(wakes, Topic.CATALOG).wake)
         await asyncio.to_thread(api.queries.register, spec(), 1)
         await edge.until("queries", lambda queries: len(queries.queries) == 1)
@@ -193,8 +177,7 @@ async def test_frames_of_many_queries_that_come_together_are_one_segment(tmp_pat
 
 
 async def test_a_query_registered_in_the_catalog_reaches_a_connected_edge(tmp_path: Path) -> None:
-    async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        await edge.hello()
+    async with center(tmp_path) as c, RawEdge(c.port, greets=True) as edge:
         assert len((await edge.until("queries")).queries.queries) == 0
         began = asyncio.get_running_loop().time()
         await asyncio.to_thread(c.catalog.queries.register, spec(), 1)
@@ -222,8 +205,7 @@ async def test_the_rows_of_a_table_are_sent_once_and_not_to_an_edge_that_has_the
         put("United")
         wanted = [spec(name, lookup={"names": {"key": "carrier"}}, group_by=["name"]) for name in ("miles", "more")]
         await asyncio.to_thread(c.catalog.queries.register, wanted[0], 1)
-        async with RawEdge(c.port) as edge:
-            await edge.hello()
+        async with RawEdge(c.port, greets=True) as edge:
             (digests,) = await next_queries(1)
             assert sent() == [*digests]
             await asyncio.to_thread(c.catalog.queries.register, wanted[1], 1)
@@ -243,8 +225,7 @@ async def test_the_rows_of_a_table_are_sent_once_and_not_to_an_edge_that_has_the
 
 
 async def test_an_edge_is_asked_only_what_expects_it(tmp_path: Path) -> None:
-    async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.queries.register(spec("mine", edges=["jfk"]), 1)
+    async with center(tmp_path, queries=[spec("mine", edges=["jfk"])]) as c, RawEdge(c.port) as edge:
         c.catalog.queries.register(spec("theirs", edges=["lga"]), 1)
         c.catalog.queries.register(spec("elsewhere", **{"from": "trains"}), 1)
         await edge.hello()
@@ -275,20 +256,21 @@ async def test_error_budgets_are_shared_by_the_edges_that_are_expected(tmp_path:
 
 
 async def test_grants_survive_the_gateway_and_are_sent_again(tmp_path: Path) -> None:
-    async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.queries.register(spec(budget={"error": {"miles": 1000}}), 1)
-        await edge.hello()
+    async with (
+        center(tmp_path, queries=[spec(budget={"error": {"miles": 1000}})]) as c,
+        RawEdge(c.port, greets=True) as edge,
+    ):
         await edge.report_budget()
         first = (await edge.until("budget")).budget
-    async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        await edge.hello()
+    async with center(tmp_path) as c, RawEdge(c.port, greets=True) as edge:
         assert (await edge.until("budget")).budget == first
 
 
 async def test_a_grant_that_came_before_its_query_is_sent_again(tmp_path: Path) -> None:
-    async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.queries.register(spec(budget={"error": {"miles": 1000}}), 1)
-        await edge.hello()
+    async with (
+        center(tmp_path, queries=[spec(budget={"error": {"miles": 1000}})]) as c,
+        RawEdge(c.port, greets=True) as edge,
+    ):
         await edge.report_budget()
         first = (await edge.until("budget")).budget
         edge.budget = None
@@ -333,8 +315,7 @@ async def test_two_gateways_divide_one_budget(tmp_path: Path) -> None:
 
 
 async def test_a_budget_report_that_no_edge_can_mean_ends_the_session(tmp_path: Path) -> None:
-    async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        await edge.hello()
+    async with center(tmp_path) as c, RawEdge(c.port, greets=True) as edge:
         await edge.call.write(pb.FromEdge(budget_report=pb.BudgetReport(query="Not A Name")))
         status, code, message = await edge.refusal()
         assert (status, code) == (grpc.StatusCode.FAILED_PRECONDITION, "protocol")
@@ -342,17 +323,13 @@ async def test_a_budget_report_that_no_edge_can_mean_ends_the_session(tmp_path: 
 
 
 async def test_the_processing_delay_is_sent_under_a_staleness_budget(tmp_path: Path) -> None:
-    async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.queries.register(spec(budget={"staleness": "2s"}), 1)
-        await edge.hello()
+    async with center(tmp_path, queries=[spec(budget={"staleness": "2s"})]) as c, RawEdge(c.port, greets=True) as edge:
         await asyncio.to_thread(c.catalog.budgets.record_processing_delays, {MILES: 340}, 5)
         assert (await edge.until("budget")).budget.center_ms == 340
 
 
 async def test_heartbeats_and_statuses_reach_the_catalog_and_each_heartbeat_is_echoed(tmp_path: Path) -> None:
-    async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.queries.register(spec(), 1)
-        await edge.hello()
+    async with center(tmp_path, queries=[spec()]) as c, RawEdge(c.port, greets=True) as edge:
         await edge.until("queries", lambda told: told.queries)
         progress = [
             pb.StreamProgress(stream="flights", watermark_ms=77, records=5),
@@ -392,8 +369,7 @@ async def test_what_sources_reject_and_columns_without_values_are_known_and_alar
         expected = [("flights:http", "wrong-type", min(records, 1 << 62))]
         await eventually(lambda: list(map(tuple, c.catalog.edges.get(JFK).rejected.get("flights", ()))) == expected)
 
-    async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        await edge.hello()
+    async with center(tmp_path) as c, RawEdge(c.port, greets=True) as edge:
         await beat(0)
         assert alarms() == []
         await beat(3)
@@ -412,9 +388,7 @@ async def test_what_sources_reject_and_columns_without_values_are_known_and_alar
 
 
 async def test_after_goodbye_all_that_was_sent_is_acknowledged(tmp_path: Path) -> None:
-    async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.queries.register(spec(), 1)
-        await edge.hello()
+    async with center(tmp_path, queries=[spec()]) as c, RawEdge(c.port, greets=True) as edge:
         await edge.send(*(frame(n) for n in range(20)))
         await edge.call.write(pb.FromEdge(goodbye=pb.Goodbye(reason="done")))
         await edge.acked(19)
@@ -424,8 +398,7 @@ async def test_after_goodbye_all_that_was_sent_is_acknowledged(tmp_path: Path) -
 
 
 async def test_a_gateway_that_stops_acknowledges_what_it_has_read(tmp_path: Path) -> None:
-    async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.queries.register(spec(), 1)
+    async with center(tmp_path, queries=[spec()]) as c, RawEdge(c.port) as edge:
         c.catalog.gate = gate = asyncio.Event()
         await edge.hello()
         await edge.send(frame(0))
@@ -439,8 +412,7 @@ async def test_a_gateway_that_stops_acknowledges_what_it_has_read(tmp_path: Path
 @pytest.mark.slow
 async def test_an_edge_that_sends_more_than_its_credit_is_read_no_further(tmp_path: Path) -> None:
     large = [frame(n, content=os.urandom(8_000)) for n in range(150)]
-    async with center(tmp_path, credit_bytes=20_000) as c, RawEdge(c.port) as edge:
-        c.catalog.queries.register(spec(), 1)
+    async with center(tmp_path, credit_bytes=20_000, queries=[spec()]) as c, RawEdge(c.port) as edge:
         welcome = await edge.hello()
         assert welcome.credit_bytes == 20_000
         c.log.segment_files.refuse_append = True
@@ -477,8 +449,7 @@ async def test_two_gateways_over_one_catalog_and_log_count_each_frame_once(tmp_p
 
 
 async def test_edges_that_name_one_link_get_equal_shares_of_it(tmp_path: Path) -> None:
-    async with center(tmp_path) as c, RawEdge(c.port) as first, RawEdge(c.port) as second:
-        c.catalog.queries.register(spec(), 1)
+    async with center(tmp_path, queries=[spec()]) as c, RawEdge(c.port) as first, RawEdge(c.port) as second:
         for name, edge in (("a", first), ("b", second)):
             await edge.hello(name, link="ship-42")
             load = pb.LinkReport.QueryLoad(query="miles", query_version=1, sent_bytes=100)

@@ -31,12 +31,9 @@ from tests.refusals import refused
 
 
 async def test_the_same_identity_with_another_checksum_is_an_alarm_that_names_it(tmp_path: Path) -> None:
-    async with center(tmp_path) as c:
-        c.catalog.queries.register(spec(), 1)
-        async with RawEdge(c.port) as edge:
-            await edge.hello()
-            await edge.send(frame(0))
-            await edge.acked(0)
+    async with center(tmp_path, queries=[spec()]) as c:
+        async with RawEdge(c.port, greets=True) as edge:
+            await edge.deliver(frame(0))
         async with RawEdge(c.port) as edge:
             await edge.hello(oldest=0, following=2)
             await edge.send(frame(0, content=b"another"), frame(1))
@@ -50,13 +47,11 @@ async def test_the_same_identity_with_another_checksum_is_an_alarm_that_names_it
 
 
 async def test_the_same_body_in_another_compression_is_a_re_delivery(tmp_path: Path) -> None:
-    async with center(tmp_path) as c:
-        c.catalog.queries.register(spec(), 1)
+    async with center(tmp_path, queries=[spec()]) as c:
         sent = frame(0, content=b"synopsis" * 40)
         again = dataclasses.replace(sent, encoding=Encoding.PLAIN, body=sent.plain_body())
         assert again.body != sent.body
-        async with RawEdge(c.port) as edge:
-            await edge.hello()
+        async with RawEdge(c.port, greets=True) as edge:
             await edge.send(sent)
             await edge.acked(0)
         async with RawEdge(c.port) as edge:
@@ -67,9 +62,7 @@ async def test_the_same_body_in_another_compression_is_a_re_delivery(tmp_path: P
 
 
 async def test_a_body_that_cannot_be_decompressed_is_refused_before_it_is_acknowledged(tmp_path: Path) -> None:
-    async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.queries.register(spec(), 1)
-        await edge.hello()
+    async with center(tmp_path, queries=[spec()]) as c, RawEdge(c.port, greets=True) as edge:
         whole = frame(0, content=b"synopsis" * 40)
         assert whole.encoding is not Encoding.PLAIN
         await edge.send(dataclasses.replace(whole, body=whole.body[:-4]))
@@ -82,9 +75,7 @@ async def test_a_body_that_cannot_be_decompressed_is_refused_before_it_is_acknow
 @pytest.mark.parametrize("seq", [0, 1])
 async def test_a_frame_whose_checksum_is_wrong_is_refused_by_name(tmp_path: Path, seq: int) -> None:
     """A thread checks the first frame of a query, the event loop later ones."""
-    async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.queries.register(spec(), 1)
-        await edge.hello()
+    async with center(tmp_path, queries=[spec()]) as c, RawEdge(c.port, greets=True) as edge:
         for whole in range(seq):
             await edge.send(frame(whole))
             await edge.acked(whole)
@@ -110,8 +101,7 @@ async def test_a_frame_whose_checksum_is_wrong_is_refused_by_name(tmp_path: Path
 async def test_a_message_that_breaks_the_protocol_ends_the_session_by_name(
     tmp_path: Path, broken: pb.FromEdge, named: str
 ) -> None:
-    async with center(tmp_path, max_frame_bytes=4_000) as c, RawEdge(c.port) as edge:
-        await edge.hello()
+    async with center(tmp_path, max_frame_bytes=4_000) as c, RawEdge(c.port, greets=True) as edge:
         await edge.call.write(broken)
         status, code, message = await edge.refusal()
         assert (status, code) == (grpc.StatusCode.FAILED_PRECONDITION, "protocol")
@@ -179,11 +169,8 @@ async def test_a_port_that_somebody_has_is_refused_by_name(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("where", ["append", "sync", "index"])
 async def test_a_disk_that_is_full_costs_time_and_no_frame(tmp_path: Path, where: str) -> None:
-    async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.queries.register(spec(), 1)
-        await edge.hello()
-        await edge.send(frame(0))
-        await edge.acked(0)
+    async with center(tmp_path, queries=[spec()]) as c, RawEdge(c.port, greets=True) as edge:
+        await edge.deliver(frame(0))
         setattr(
             c.catalog if where == "index" else c.log.segment_files,
             {"index": "refuse"}.get(where, f"refuse_{where}"),
@@ -210,9 +197,7 @@ async def test_a_disk_that_is_full_costs_time_and_no_frame(tmp_path: Path, where
 
 
 async def test_a_center_killed_between_log_and_index_takes_the_frame_again_and_counts_it_once(tmp_path: Path) -> None:
-    async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.queries.register(spec(), 1)
-        await edge.hello()
+    async with center(tmp_path, queries=[spec()]) as c, RawEdge(c.port, greets=True) as edge:
         c.catalog.refuse = True
         await edge.send(frame(0))
         await eventually(lambda: c.log.durable)
@@ -221,15 +206,13 @@ async def test_a_center_killed_between_log_and_index_takes_the_frame_again_and_c
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         welcome = await edge.hello(oldest=0, following=1)
         assert not welcome.any_acked
-        await edge.send(frame(0))
-        await edge.acked(0)
+        await edge.deliver(frame(0))
         (entry,) = c.catalog.frames.entries("miles@1", 0, 9)
         assert read_frame(c.log, entry.segment, entry.offset, entry.length) == stored_frame(frame(0))
 
 
 async def test_numbers_and_texts_that_no_database_holds_harm_nobody(tmp_path: Path) -> None:
-    async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        await edge.hello()
+    async with center(tmp_path) as c, RawEdge(c.port, greets=True) as edge:
         beat = pb.Heartbeat(
             rtt_ms=float("nan"), bandwidth_bytes_s=float("inf"), backlog_bytes=(1 << 64) - 1, drops={"a\0b": 1}
         )
@@ -240,8 +223,7 @@ async def test_numbers_and_texts_that_no_database_holds_harm_nobody(tmp_path: Pa
 
 
 async def test_a_query_registered_while_the_catalog_fails_reaches_the_edges_once_it_works_again(tmp_path: Path) -> None:
-    async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        await edge.hello()
+    async with center(tmp_path) as c, RawEdge(c.port, greets=True) as edge:
         await edge.until("queries", lambda told: not told.queries)
         read, failed_at = c.catalog.budgets.version, []
 
@@ -324,8 +306,7 @@ async def test_a_query_that_is_not_consumed_keeps_no_frames_of_others(tmp_path: 
     async with center(tmp_path) as c:
         for name in ("miles", "fine"):
             c.catalog.queries.register(spec(name), 1)
-        async with RawEdge(c.port) as edge:
-            await edge.hello()
+        async with RawEdge(c.port, greets=True) as edge:
             at = await commit_together(c, edge, 0)
             assert at[stuck] == at[fine]
             assert c.catalog.frames.drop({"fine@1": 1}) == [], "the segment has a frame of the other query"
@@ -344,10 +325,8 @@ async def test_a_commit_of_two_segments_of_which_the_disk_takes_one_leaves_none(
     async with center(tmp_path) as c:
         for name in ("miles", "fine"):
             c.catalog.queries.register(spec(name), 1)
-        async with RawEdge(c.port) as edge:
-            await edge.hello()
-            await edge.send(frame(0))
-            await edge.acked(0)
+        async with RawEdge(c.port, greets=True) as edge:
+            await edge.deliver(frame(0))
             c.clock[0] += LAG_MS + 1
             files, append, present = c.log.segment_files, c.log.segment_files.append, list[int]()
 
@@ -408,8 +387,7 @@ def filled(message: Any, number: float, count: int) -> Any:
 @pytest.mark.parametrize("kind", ["heartbeat", "query_status", "budget_report", "goodbye", "hello"])
 async def test_whatever_numbers_an_edge_states_the_others_go_on(tmp_path: Path, kind: str) -> None:
     """Each numeric field of each message, with each number. Frames have a check of their own (`test_frame_check`)."""
-    async with center(tmp_path) as c:
-        c.catalog.queries.register(spec(budget={"error": {"miles": 1000}}), 1)
+    async with center(tmp_path, queries=[spec(budget={"error": {"miles": 1000}})]) as c:
         for turn, (number, count) in enumerate(itertools.product(NUMBERS, COUNTS)):
             for liar in ("liar", "other"):
                 async with RawEdge(c.port) as edge:

@@ -141,9 +141,7 @@ async def test_messages_that_are_too_large_or_too_many_end_the_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: pb.FromEdge, limit: str
 ) -> None:
     monkeypatch.setattr(limits, "MESSAGES", 20)
-    async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.queries.register(spec(), 1)
-        await edge.hello()
+    async with center(tmp_path, queries=[spec()]) as c, RawEdge(c.port, greets=True) as edge:
         for _ in range(1 if limit == "message-size" else 20 + limits.MESSAGES_PER_QUERY + 1):
             await edge.call.write(message)
         status, code, text = await edge.refusal()
@@ -196,8 +194,7 @@ def costly(seq: int) -> Frame:
 
 async def test_an_edge_that_makes_too_much_work_waits_and_nobody_else_does(tmp_path: Path) -> None:
     """Two frames are its burst; the third has to wait for days at this rate, whatever session it comes by."""
-    async with center(tmp_path, work_per_s=1, open_windows=1 << 20) as c:
-        c.catalog.queries.register(spec(), 1)
+    async with center(tmp_path, work_per_s=1, open_windows=1 << 20, queries=[spec()]) as c:
         c.catalog.queries.register(spec("wide", window={"sliding": "30000s", "every": "60s"}), 1)
         c.clock[0] = 1 << 41
         for following in (0, 2):
@@ -238,8 +235,7 @@ def statements(seq: int, kind: str) -> Frame:
 @pytest.mark.parametrize("kind", ["partials", "closes", "losses", "dropped", "unknown"])
 async def test_statements_that_cost_the_gateway_time_use_up_their_edges_share(tmp_path: Path, kind: str) -> None:
     """They were charged by their size alone: less than half of what losses cost, a quarter of ignored fields."""
-    async with center(tmp_path, work_per_s=1) as c, RawEdge(c.port) as evil:
-        c.catalog.queries.register(spec(), 1)
+    async with center(tmp_path, work_per_s=1, queries=[spec()]) as c, RawEdge(c.port) as evil:
         c.clock[0] = 1 << 41
         await evil.hello("evil")
         await evil.until("queries")
@@ -262,9 +258,7 @@ async def test_the_event_loop_checks_small_frames_until_one_is_refused(
         return check(*args)
 
     monkeypatch.setattr(FrameValidator, "check", noted)
-    async with center(tmp_path, max_frame_bytes=1 << 20) as c, RawEdge(c.port) as edge:
-        c.catalog.queries.register(spec(), 1)
-        await edge.hello()
+    async with center(tmp_path, max_frame_bytes=1 << 20, queries=[spec()]) as c, RawEdge(c.port, greets=True) as edge:
         await edge.until("queries")
         refused = Frame.pack(3, MILES, FrameBody(1_003, (Partial(0, b"no synopsis"),)))
         frames = [frame(0), frame(1), frame(2, content=bytes(LOOP_BYTES)), refused, frame(4)]

@@ -19,8 +19,7 @@ OTHERS = QueryRef("others", 1)
 
 
 async def test_a_frame_for_a_query_that_names_other_edges_is_acknowledged_and_refused(tmp_path: Path) -> None:
-    async with center(tmp_path) as c, RawEdge(c.port) as edge, RawEdge(c.port) as lga:
-        c.catalog.queries.register(spec(), 1)
+    async with center(tmp_path, queries=[spec()]) as c, RawEdge(c.port) as edge, RawEdge(c.port) as lga:
         c.catalog.queries.register(spec("others", edges=["lga"]), 1)
         await edge.hello()
         await lga.hello("lga")
@@ -42,8 +41,7 @@ async def test_a_frame_for_a_query_that_names_other_edges_is_acknowledged_and_re
 
 
 async def test_a_frame_for_a_stream_that_the_edge_does_not_serve_is_refused(tmp_path: Path) -> None:
-    async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.queries.register(spec(), 1)
+    async with center(tmp_path, queries=[spec()]) as c, RawEdge(c.port) as edge:
         await edge.hello(streams=[pb.Stream(name="trains")])
         await edge.send(frame(0))
         await edge.until("refused")
@@ -52,10 +50,8 @@ async def test_a_frame_for_a_stream_that_the_edge_does_not_serve_is_refused(tmp_
 
 
 async def test_what_an_edge_built_before_it_was_retired_or_ceased_to_serve_a_stream_is_kept(tmp_path: Path) -> None:
-    async with center(tmp_path, poll_ms=60_000) as c:
-        c.catalog.queries.register(spec(), 1)
-        async with RawEdge(c.port) as edge:
-            await edge.hello()
+    async with center(tmp_path, poll_ms=60_000, queries=[spec()]) as c:
+        async with RawEdge(c.port, greets=True) as edge:
             c.catalog.edges.retire(JFK)
             await edge.send(frame(0))
             with suppress(grpc.aio.AioRpcError):  # the session may end first; the frame is then sent again
@@ -68,15 +64,13 @@ async def test_what_an_edge_built_before_it_was_retired_or_ceased_to_serve_a_str
         async with RawEdge(c.port) as edge:
             await edge.hello(oldest=0, following=2, streams=[pb.Stream(name="trains")])
             await edge.send(frame(0))
-            await edge.send(frame(1))
-            await edge.acked(1)
+            await edge.deliver(frame(1))
         assert c.entries() == [("jfk", 0), ("jfk", 1)]
         assert [s.name for s in c.catalog.edges.get(JFK).streams] == ["trains"]
 
 
 async def test_an_agent_hears_of_a_refusal_before_it_lets_go_of_the_frame(tmp_path: Path) -> None:
-    async with center(tmp_path) as c:
-        c.catalog.queries.register(spec(edges=["lga"]), 1)
+    async with center(tmp_path, queries=[spec(edges=["lga"])]) as c:
         c.clock[0] = 1 << 45  # not behind the agent's
         agent = Agent()
         agent.make([frame(0), frame(1)])
@@ -90,8 +84,7 @@ async def test_of_frames_in_one_message_a_bad_one_costs_only_its_query(tmp_path:
     unmergeable = replace(frame(3, QueryRef("third", 1)).unpack(), partials=(Partial(0, b"nonsense"),))
     frames = [frame(0), frame(1, OTHERS), frame(2, QueryRef("unknown", 1))]
     frames += [Frame.pack(3, QueryRef("third", 1), unmergeable), frame(4, QueryRef("fourth", 1)), frame(5)]
-    async with center(tmp_path) as c:
-        c.catalog.queries.register(spec(), 1)
+    async with center(tmp_path, queries=[spec()]) as c:
         c.catalog.queries.register(spec("others", edges=["lga"]), 1)
         c.catalog.queries.register(spec("third"), 1)
         c.catalog.queries.register(spec("fourth"), 1)
@@ -120,8 +113,7 @@ async def test_of_frames_in_one_message_a_bad_one_costs_only_its_query(tmp_path:
 async def test_a_message_of_too_many_frames_or_bytes_ends_the_session(
     tmp_path: Path, count: int, size: int, expected: str, message: str
 ) -> None:
-    async with center(tmp_path, max_frame_bytes=50_000) as c, RawEdge(c.port) as edge:
-        c.catalog.queries.register(spec(), 1)
+    async with center(tmp_path, max_frame_bytes=50_000, queries=[spec()]) as c, RawEdge(c.port) as edge:
         await edge.hello(protocol_max=2)
         body = FrameBody(0, losses=(InputLoss("s" * size, "lost"),))
         await edge.send_together(*(replace(Frame.pack(n, MILES, body), body=b"x" * size) for n in range(count)))

@@ -31,8 +31,7 @@ def many_groups(seq: int, groups: int = 2_000) -> Frame:
 async def test_frames_of_a_stream_are_stored_as_those_that_come_alone_and_counted_by_what_has_passed(
     tmp_path: Path,
 ) -> None:
-    async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.queries.register(spec(), 1)
+    async with center(tmp_path, queries=[spec()]) as c, RawEdge(c.port) as edge:
         welcome = await edge.hello()
         assert welcome.window_log == MOST_WINDOW_LOG
         packer, sent = SessionPacker(welcome.window_log, 3), [frame(0), many_groups(1), many_groups(2)]
@@ -69,8 +68,7 @@ async def test_frames_of_a_stream_are_stored_as_those_that_come_alone_and_counte
     ],
 )
 async def test_a_wrong_stream_ends_its_session_and_no_other(tmp_path: Path, packed: pb.Packed, reason: str) -> None:
-    async with center(tmp_path) as c, RawEdge(c.port) as edge, RawEdge(c.port) as other:
-        c.catalog.queries.register(spec(), 1)
+    async with center(tmp_path, queries=[spec()]) as c, RawEdge(c.port) as edge, RawEdge(c.port) as other:
         await edge.hello()
         await other.hello("lga")
         await edge.call.write(pb.FromEdge(packed=packed))
@@ -82,14 +80,11 @@ async def test_a_wrong_stream_ends_its_session_and_no_other(tmp_path: Path, pack
         await other.acked(0)
         async with RawEdge(c.port) as again:
             await again.hello()
-            await again.send(frame(0))
-            await again.acked(0)
+            await again.deliver(frame(0))
 
 
 async def test_limits_of_messages_hold_for_what_is_in_a_stream(tmp_path: Path) -> None:
-    async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        c.catalog.queries.register(spec(), 1)
-        await edge.hello()
+    async with center(tmp_path, queries=[spec()]) as c, RawEdge(c.port, greets=True) as edge:
         large = pb.FromEdge(heartbeat=pb.Heartbeat(drops={"x" * limits.CONTROL_BYTES: 1}))
         packed = pack(SessionPacker(MOST_WINDOW_LOG, 3), large)
         assert packed.ByteSize() < 1_000
@@ -98,15 +93,12 @@ async def test_limits_of_messages_hold_for_what_is_in_a_stream(tmp_path: Path) -
 
 
 async def test_without_memory_for_streams_they_are_not_permitted_and_frames_come_alone(tmp_path: Path) -> None:
-    async with center(tmp_path, compression_bytes=0) as c:
-        c.catalog.queries.register(spec(), 1)
-        async with RawEdge(c.port) as edge:
-            assert (await edge.hello()).window_log == 0
-            await edge.send(frame(0))
-            await edge.acked(0)
-            await edge.call.write(pack(SessionPacker(16, 3), pb.FromEdge(heartbeat=pb.Heartbeat())))
-            status, code, _ = await edge.refusal()
-            assert (status, code) == (grpc.StatusCode.FAILED_PRECONDITION, "protocol")
+    async with center(tmp_path, compression_bytes=0, queries=[spec()]) as c, RawEdge(c.port) as edge:
+        assert (await edge.hello()).window_log == 0
+        await edge.deliver(frame(0))
+        await edge.call.write(pack(SessionPacker(16, 3), pb.FromEdge(heartbeat=pb.Heartbeat())))
+        status, code, _ = await edge.refusal()
+        assert (status, code) == (grpc.StatusCode.FAILED_PRECONDITION, "protocol")
 
 
 def reserved(c: Center) -> float | None:

@@ -84,8 +84,7 @@ async def test_without_credentials_edges_bring_the_clock_of_their_replay(tmp_pat
 async def test_a_watermark_beyond_the_clock_is_bounded_and_an_alarm_and_the_end_of_a_stream_is_neither(
     tmp_path: Path,
 ) -> None:
-    async with center(tmp_path) as c, RawEdge(c.port) as edge:
-        await edge.hello()
+    async with center(tmp_path) as c, RawEdge(c.port, greets=True) as edge:
         for progress in (
             pb.StreamProgress(stream="flights", watermark_ms=YEAR_2036_MS),
             pb.StreamProgress(stream="flights", ended=True),

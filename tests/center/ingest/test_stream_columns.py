@@ -29,8 +29,7 @@ async def refusal(port: int, edge: str, *streams: pb.Stream) -> str:
 async def test_a_wrong_edge_that_is_the_first_does_not_keep_the_honest_ones_out(tmp_path: Path) -> None:
     columns = {"columns": {"carrier": "string", "distance": {"type": "int64", "description": "miles"}}}
     config = CenterConfig.from_mapping({"streams": {"flights": columns}})
-    async with center(tmp_path, columns=config.columns) as c:
-        c.catalog.queries.register(spec(), 1)
+    async with center(tmp_path, columns=config.columns, queries=[spec()]) as c:
         assert await refusal(c.port, "mallory", stream(carrier="int64")) == (
             "Hello: column flights.carrier is int64 at edge mallory; expected string, by streams.flights.columns in the"
             " center's configuration"
@@ -42,8 +41,7 @@ async def test_a_wrong_edge_that_is_the_first_does_not_keep_the_honest_ones_out(
         async with RawEdge(c.port) as few, RawEdge(c.port) as honest:
             await few.hello("few", streams=[stream(carrier="string")])
             await honest.hello()
-            await honest.send(frame(0))
-            await honest.acked(0)
+            await honest.deliver(frame(0))
         assert c.entries() == [("jfk", 0)]
 
 
@@ -58,6 +56,5 @@ async def test_an_admin_corrects_what_the_first_edge_has_said(tmp_path: Path) ->
         c.catalog.queries.register(spec(), 1)
         async with RawEdge(c.port) as honest:
             await honest.hello()
-            await honest.send(frame(0))
-            await honest.acked(0)
+            await honest.deliver(frame(0))
         assert c.entries() == [("jfk", 0)]

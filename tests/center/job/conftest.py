@@ -135,6 +135,12 @@ class World:
                 body = FrameBody(through_ms, (Partial(start_ms, synopsis(urls, sizes)),), closes)
                 self.ship(edge, ref, body)
 
+    def ship_windows(self, refs: list[QueryRef], windows: int = 1) -> None:
+        """Each edge ships and closes the first windows of these queries."""
+        for window in range(windows):
+            for ref in refs:
+                self.ship_window(ref, window)
+
     def ship_records(self, edge: EdgeId, ref: QueryRef, window: int, urls: list[str]) -> None:
         """One record of one byte per URL."""
         start_ms = window * WINDOW_MS
@@ -148,10 +154,11 @@ class World:
         """A partial that can be read, but is another query's."""
         self.ship(edge, ref, FrameBody(0, (Partial(0, synopsis(["/a"], [1], measure="other")),)))
 
-    def end(self, ref: QueryRef) -> None:
+    def end(self, *refs: QueryRef) -> None:
         """Every edge says that nothing more will come."""
-        for edge in self.edges:
-            self.ship(edge, ref, FrameBody(MAX_TIME_MS))
+        for ref in refs:
+            for edge in self.edges:
+                self.ship(edge, ref, FrameBody(MAX_TIME_MS))
 
     def answers(self) -> Truth:
         """What the final answers of all queries say."""
@@ -204,6 +211,12 @@ def shared_world(tmp_path: Path, url: str) -> Iterator[World]:
     world = World(tmp_path, database=url)
     yield world
     world.close()
+
+
+@pytest.fixture
+def ref(world: World) -> QueryRef:
+    """A registered query."""
+    return world.register("a")[0]
 
 
 @pytest.fixture

@@ -124,8 +124,7 @@ def test_costly_answers_are_merged_by_tasks_and_equal_the_others(world: World, i
     assert world.segments.files() == [], "they are small"
 
 
-def test_slices_with_too_many_deltas_are_merged_by_tasks_before_the_answer(world: World) -> None:
-    (ref,) = world.register("a")
+def test_slices_with_too_many_deltas_are_merged_by_tasks_before_the_answer(world: World, ref: QueryRef) -> None:
     job = Plans(world, costly_ms=0.0)
     for _ in range(2 * MAX_SIDE_BY_SIDE):
         ship_windows(world, ref, 1, ["/a"])
@@ -139,9 +138,8 @@ def test_slices_with_too_many_deltas_are_merged_by_tasks_before_the_answer(world
 
 @pytest.mark.parametrize("killed", ["when they are wanted", "when they are merged", "before they are written"])
 def test_a_driver_that_is_killed_while_tasks_merge_an_answer_loses_and_falsifies_nothing(
-    world: World, killed: str, monkeypatch: pytest.MonkeyPatch
+    world: World, killed: str, monkeypatch: pytest.MonkeyPatch, ref: QueryRef
 ) -> None:
-    (ref,) = world.register("a")
     job = Plans(world, costly_ms=0.0)
     two_batches(world, job, ref)
     world.end(ref)

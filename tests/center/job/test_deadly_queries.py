@@ -124,8 +124,7 @@ def test_a_query_that_is_tried_again_gets_all_its_frames(world: World) -> None:
     assert world.answers() == world.truth
 
 
-def test_an_operator_tries_a_query_again_that_was_not_to_blame(world: World) -> None:
-    (ref,) = world.register("a")
+def test_an_operator_tries_a_query_again_that_was_not_to_blame(world: World, ref: QueryRef) -> None:
     world.ship_records(world.edges[0], ref, 0, ["/a"])
     world.end(ref)
     for _ in range(MAX_DEATHS):

@@ -70,8 +70,7 @@ def test_a_backlog_of_frames_of_many_slices_is_read_in_portions(world: World) ->
         slices = range(frame * 10, frame * 10 + 10)
         partials = tuple(Partial(n * WINDOW_MS, synopsis(["/a"], [1])) for n in slices)
         world.ship(evil, greedy, FrameBody(0, partials))
-    for window in range(3):
-        world.ship_window(honest, window)
+    world.ship_windows([honest], 3)
     job = Plans(world, limits=BatchLimits(bytes_per_query=25 * 8 * BYTES_PER_UNIT))
     job.run_one()
     consumed = world.store.consumed()

@@ -84,9 +84,7 @@ def running(path: Path, frames: int = 4096, keep_frames_ms: int = 0, cwd: Path |
 
 def test_killed_drivers_and_jvms_and_a_log_that_fails_lose_nothing_and_count_nothing_twice(world: Any) -> None:
     refs, deadly = world.register("a", "b"), install_deadly(world.path / "plugins")
-    for window in range(6):
-        for ref in refs:
-            world.ship_window(ref, window)
+    world.ship_windows(refs, 6)
 
     with running(world.path, frames=5) as job:
         for _ in range(3):
@@ -109,8 +107,7 @@ def test_killed_drivers_and_jvms_and_a_log_that_fails_lose_nothing_and_count_not
         assert_a_log_that_fails_is_read_again(world, job, refs)
         assert_a_frame_that_kills_workers_is_set_aside(world, job, refs[0], deadly)
         family = job.family()
-        for ref in refs:
-            world.end(ref)
+        world.end(*refs)
         until_all_is_consumed(world, job)
         job.process.send_signal(signal.SIGTERM)
         job.wait_for("stopped")

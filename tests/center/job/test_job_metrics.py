@@ -11,7 +11,7 @@ from center.job.ledger_writer import LedgerWriter
 from center.job.metrics import JobMetrics
 from center.ledger import FrameSummary
 from edgewater.answers import UNKNOWN, Cause, Deviation, Phase
-from edgewater.wire import Arrivals, SliceClose
+from edgewater.wire import Arrivals, QueryRef, SliceClose
 
 ENDED_MS = 1_001_000
 FIRST = "edgewater_job_first_answer"
@@ -34,9 +34,8 @@ def closing_frames(world: Any, ref: Any, **more: Any) -> list[FrameSummary]:
 
 
 def test_the_parts_of_a_first_answers_age_add_up_and_later_answers_are_not_counted(
-    world: Any, writer: LedgerWriter, metrics: JobMetrics
+    world: Any, writer: LedgerWriter, metrics: JobMetrics, ref: QueryRef
 ) -> None:
-    (ref,) = world.register("a")
     world.now = ENDED_MS + 170
     facts = closing_frames(world, ref)
     emissions = writer.apply([], facts, {"a@1": 3})
@@ -60,9 +59,8 @@ def test_the_parts_of_a_first_answers_age_add_up_and_later_answers_are_not_count
 
 
 def test_how_late_edges_tell_is_measured_from_the_moment_they_tell_of(
-    world: Any, writer: LedgerWriter, metrics: JobMetrics
+    world: Any, writer: LedgerWriter, metrics: JobMetrics, ref: QueryRef
 ) -> None:
-    (ref,) = world.register("a")
     world.now = ENDED_MS + 100
 
     writer.apply([], closing_frames(world, ref, arrivals=Arrivals(ENDED_MS, ())), {"a@1": 3})
@@ -71,9 +69,8 @@ def test_how_late_edges_tell_is_measured_from_the_moment_they_tell_of(
 
 
 def test_final_answers_are_counted_by_the_cause_that_their_facts_violate_first(
-    world: Any, writer: LedgerWriter, metrics: JobMetrics
+    world: Any, writer: LedgerWriter, metrics: JobMetrics, ref: QueryRef
 ) -> None:
-    (ref,) = world.register("a")
     (emission,) = writer.apply([], closing_frames(world, ref), {"a@1": 3})
     met = replace(emission.facts, deviations=(), has_data=True)
     unmet = replace(met, deviations=(Deviation(Cause.MISSING, "jfk", lacks=UNKNOWN), Deviation(Cause.LEFT, "lga")))

@@ -17,6 +17,7 @@ from edgewater.base.errors import InvalidConfig, StorageError
 from edgewater.model.query import QuerySpec
 from edgewater.runtime.health import health_server
 from edgewater.runtime.tasks import Tasks
+from edgewater.wire import QueryRef
 from tests.query_specs import query_spec
 from tests.refusals import refused
 
@@ -82,8 +83,7 @@ def test_a_query_registered_just_before_its_first_frame_is_known_in_time(world: 
     assert world.all_consumed()
 
 
-def test_a_closed_writer_writes_no_more(world: Any, writer: LedgerWriter) -> None:
-    (ref,) = world.register("a")
+def test_a_closed_writer_writes_no_more(world: Any, writer: LedgerWriter, ref: QueryRef) -> None:
     writer.close()
 
     with pytest.raises(StorageError):
@@ -146,8 +146,7 @@ def test_a_taken_address_is_refused_by_its_key() -> None:
         pass
 
 
-def test_retention_drops_what_the_store_holds_and_nothing_else(world: Any, writer: LedgerWriter) -> None:
-    (ref,) = world.register("a")
+def test_retention_drops_what_the_store_holds_and_nothing_else(world: Any, writer: LedgerWriter, ref: QueryRef) -> None:
     world.ship_window(ref, 0)
     retention = FrameRetention(world.catalog, world.store, world.log, every_ms=1_000)
 
@@ -159,8 +158,7 @@ def test_retention_drops_what_the_store_holds_and_nothing_else(world: Any, write
     assert [e.position for e in world.catalog.frames.entries("a@1", 0, 99)] == [5, 6]
 
 
-def test_retention_keeps_frames_for_as_long_as_asked(world: Any, writer: LedgerWriter) -> None:
-    (ref,) = world.register("a")
+def test_retention_keeps_frames_for_as_long_as_asked(world: Any, writer: LedgerWriter, ref: QueryRef) -> None:
     for window in range(3):
         world.ship_window(ref, window)
         world.now += 10_000

@@ -33,6 +33,7 @@ from center.storage.delta_segments import (
 )
 from edgewater.base.errors import StorageError
 from edgewater.synopses import GroupedAggregate
+from edgewater.wire import QueryRef
 from tests.center.job.conftest import World, synopsis
 from tests.center.job.in_process_merger import InProcessMerger
 from tests.center.job.plans import Failing, Plans
@@ -53,8 +54,7 @@ def merger(request: pytest.FixtureRequest, world: World) -> Iterator[Merger]:
 
 def frames_of(world: World, *names: str) -> list[Frame]:
     refs = world.register(*names)
-    for ref in refs:
-        world.ship_window(ref, 0)
+    world.ship_windows(refs)
     last = world.catalog.frames.last_positions()
     return [(key, entry) for key, end in last.items() for entry in world.catalog.frames.entries(key, 0, end)]
 
@@ -291,11 +291,8 @@ def real(spark: Any, shared_world: World) -> Iterator[Plans]:
 def test_final_answers_say_what_the_edges_saw(shared_world: World, real: Plans) -> None:
     world = shared_world
     refs = world.register("a", "b")
-    for window in range(4):
-        for ref in refs:
-            world.ship_window(ref, window)
-    for ref in refs:
-        world.end(ref)
+    world.ship_windows(refs, 4)
+    world.end(*refs)
 
     real.run()
 
@@ -306,8 +303,7 @@ def test_final_answers_say_what_the_edges_saw(shared_world: World, real: Plans) 
 
 
 @pytest.mark.spark
-def test_a_large_plan_is_merged_by_several_tasks(spark: Any, world: World) -> None:
-    (ref,) = world.register("a")
+def test_a_large_plan_is_merged_by_several_tasks(spark: Any, world: World, ref: QueryRef) -> None:
     for number in range(60):
         world.ship_records(world.edges[0], ref, 0, [f"/{'x' * 4_000}{number}-{i}" for i in range(20)])
     world.end(ref)
@@ -330,16 +326,13 @@ def test_a_large_plan_is_merged_by_several_tasks(spark: Any, world: World) -> No
 
 def test_a_job_killed_midway_counts_all_once(world: World) -> None:
     refs = world.register("a", "b")
-    for window in range(4):
-        for ref in refs:
-            world.ship_window(ref, window)
+    world.ship_windows(refs, 4)
     plans = Plans(world, limits=BatchLimits(frames=5))
     for _ in range(3):
         plans.run_one()
     assert 0 < sum(world.store.consumed().values()) < sum(world.catalog.frames.last_positions().values())
     plans.restart()
-    for ref in refs:
-        world.end(ref)
+    world.end(*refs)
     plans.run()
 
     assert world.answers() == world.truth
@@ -367,8 +360,7 @@ def test_a_crash_after_the_commit_counts_nothing_twice(world: World, monkeypatch
     assert world.observed() == world.records
 
 
-def test_frames_that_were_dropped_and_never_applied_are_told_and_passed(world: World) -> None:
-    (ref,) = world.register("a")
+def test_frames_that_were_dropped_and_never_applied_are_told_and_passed(world: World, ref: QueryRef) -> None:
     world.ship_window(ref, 0)
     world.catalog.frames.drop({"a@1": 2})
     world.end(ref)
@@ -383,15 +375,13 @@ def test_frames_that_were_dropped_and_never_applied_are_told_and_passed(world: W
 
 def test_a_damaged_frame_is_skipped_counted_and_alarmed(world: World) -> None:
     refs = world.register("a", "b")
-    for ref in refs:
-        world.ship_window(ref, 0)
+    world.ship_windows(refs)
     (victim,) = world.catalog.frames.entries("a@1", 0, 1)
     path = world.log_dir / victim.segment
     data = bytearray(path.read_bytes())
     data[victim.offset + victim.length - 1] ^= 0xFF
     path.write_bytes(data)
-    for ref in refs:
-        world.end(ref)
+    world.end(*refs)
 
     plans = Plans(world)
     plans.run()
@@ -420,10 +410,8 @@ def test_frames_of_a_deleted_query_are_consumed_and_forgotten(world: World) -> N
     assert {ref for ref, *_ in world.answers()} == {refs[1]}
 
 
-def test_applied_frames_leave_the_index_and_then_the_disk(world: World) -> None:
-    (ref,) = world.register("a")
-    for window in range(20):
-        world.ship_window(ref, window)
+def test_applied_frames_leave_the_index_and_then_the_disk(world: World, ref: QueryRef) -> None:
+    world.ship_windows([ref], 20)
     world.end(ref)
     before = len(list(world.log_dir.rglob("*.frames")))
 

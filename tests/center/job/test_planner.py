@@ -67,9 +67,7 @@ def frames_of_world(world: Any) -> list[Frame]:
 @pytest.mark.slow
 def test_all_frames_are_planned_once_in_plans_of_any_size(world: Any) -> None:
     refs = world.register("b", "a")
-    for window in range(3):
-        for ref in refs:
-            world.ship_window(ref, window)
+    world.ship_windows(refs, 3)
     planning, after, planned = Planning(world, BatchLimits(frames=5)), dict[str, int](), list[Frame]()
     while (run := planning.run(after)) is not None:
         assert len(run.frames) <= 5 and all(after.get(key, 0) == at for key, at in run.after.items())
@@ -80,8 +78,7 @@ def test_all_frames_are_planned_once_in_plans_of_any_size(world: Any) -> None:
     assert positions(every) == {"a@1": list(range(1, 19)), "b@1": list(range(1, 19))}
 
 
-def test_without_positions_those_of_the_result_store_count(world: Any, planning: Planning) -> None:
-    (ref,) = world.register("a")
+def test_without_positions_those_of_the_result_store_count(world: Any, planning: Planning, ref: QueryRef) -> None:
     world.ship_window(ref, 0)
     looked = planning.look()
     assert (looked.applied, positions(looked.run)) == ({}, {"a@1": [1, 2, 3, 4, 5, 6]})
@@ -106,9 +103,8 @@ def test_positions_that_the_index_does_not_have_are_planned_without_frames(world
 
 
 def test_a_plan_waits_a_moment_for_an_edge_that_spoke_before_and_then_goes_on_without(
-    world: Any, planning: Planning
+    world: Any, planning: Planning, ref: QueryRef
 ) -> None:
-    (ref,) = world.register("a")
     world.ship_window(ref, 0)
     first = planning.run({})
     assert first is not None
@@ -156,9 +152,8 @@ def test_the_first_frame_of_queries_that_close_together_waits_for_the_others(
 
 
 def test_a_look_without_news_reads_no_positions(
-    world: Any, planning: Planning, monkeypatch: pytest.MonkeyPatch
+    world: Any, planning: Planning, monkeypatch: pytest.MonkeyPatch, ref: QueryRef
 ) -> None:
-    (ref,) = world.register("a")
     world.ship_window(ref, 0)
     at = dict(planning.run({}).through)  # type: ignore[union-attr]
     read, reads = frame_index.select_last_positions, list[int]()
@@ -177,8 +172,7 @@ def test_a_look_without_news_reads_no_positions(
 def test_a_driver_plans_the_queries_of_its_partition(world: Any, planning: Planning) -> None:
     halves = QueryPartition.all(2)
     refs = world.register(*(next(f"q{n}" for n in range(9) if f"q{n}@1" in half) for half in halves))
-    for ref in refs:
-        world.ship_window(ref, 0)
+    world.ship_windows(refs)
     for half, ref in zip(halves, refs, strict=True):
         planning.partition = half
         assert positions(planning.run({})).keys() == {query_key(ref)}
@@ -187,8 +181,7 @@ def test_a_driver_plans_the_queries_of_its_partition(world: Any, planning: Plann
 # What tasks read
 
 
-def test_a_damaged_frame_costs_itself(world: Any) -> None:
-    (ref,) = world.register("a")
+def test_a_damaged_frame_costs_itself(world: Any, ref: QueryRef) -> None:
     world.ship_window(ref, 0)
     frames = frames_of_world(world)
     victim = frames[2][1]
@@ -213,8 +206,7 @@ def pointing_at(entry: FrameEntry, other: FrameEntry) -> FrameEntry:
 
 def test_a_lost_segment_is_damage_but_a_log_that_is_not_there_is_not(world: Any) -> None:
     refs = world.register("a", "b")
-    for ref in refs:
-        world.ship_window(ref, 0)
+    world.ship_windows(refs)
     frames = frames_of_world(world)
     for segment in {entry.segment for key, entry in frames if key == "a@1"}:
         (world.log_dir / segment).unlink()
@@ -248,8 +240,7 @@ def test_a_query_with_much_work_per_window_is_a_plan_of_its_own_unless_it_is_alo
 
 def test_a_heavy_plan_is_limited_too(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     refs = world.register("heavy", "light")
-    for ref in refs:
-        world.ship_window(ref, 0)
+    world.ship_windows(refs)
     monkeypatch.setattr("center.job.planner.HEAVY_PLAN_BYTES", 1)
     planning = Planning(world, heavy_bytes=1)
     assert [dict(run.through) for run in planning.look({}).heavy] == [{"heavy@1": 1}, {"light@1": 1}]

@@ -49,8 +49,7 @@ def changed(change: Callable[[SynopsisMessage], None]) -> bytes:
 
 
 def end(world: World, *refs: QueryRef) -> None:
-    for ref in refs:
-        world.end(ref)
+    world.end(*refs)
 
 
 def losses(world: World, ref: QueryRef, start_ms: int = 0) -> set[tuple[str, str]]:
@@ -173,9 +172,8 @@ def long_own(message: SynopsisMessage) -> None:
 
 
 @pytest.mark.slow
-def test_a_frame_of_many_faults_raises_few_alarms_and_few_series(world: World, job: Plans) -> None:
+def test_a_frame_of_many_faults_raises_few_alarms_and_few_series(world: World, job: Plans, ref: QueryRef) -> None:
     """Each alarm is a transaction of the driver, for which all queries wait."""
-    (ref,) = world.register("a")
     evil, *_ = world.edges
     bad = tuple(Partial(n * 1000, changed(long_integer)) for n in range(100))
     stated = tuple(InputLoss("file", f"made-up-{n}", 0, 1) for n in range(100))
@@ -189,8 +187,7 @@ def test_a_frame_of_many_faults_raises_few_alarms_and_few_series(world: World, j
     assert sum("and 80 more" in a.message for a in raised) == 2
 
 
-def test_a_query_that_lacks_memory_at_an_edge_has_an_alarm_of_its_own(world: World, job: Plans) -> None:
-    (ref,) = world.register("a")
+def test_a_query_that_lacks_memory_at_an_edge_has_an_alarm_of_its_own(world: World, job: Plans, ref: QueryRef) -> None:
     stated = tuple(InputLoss("memory", "query-memory", 2_000 * n, 2_000 * n + 1_000) for n in range(30))
     world.ship(world.edges[0], ref, FrameBody(0, losses=stated))
     job.run()
@@ -281,9 +278,8 @@ def test_a_frame_that_the_driver_cannot_apply_is_quarantined_and_the_rest_counts
 
 
 def test_a_quarantined_frame_is_a_loss_for_a_job_that_has_lost_its_store(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch, ref: QueryRef
 ) -> None:
-    (ref,) = world.register("a")
     evil, *_ = world.edges
     with monkeypatch.context() as patch:
         fault_of(patch, evil, ValueError("odd"))
@@ -303,9 +299,8 @@ def test_a_quarantined_frame_is_a_loss_for_a_job_that_has_lost_its_store(
 
 @pytest.mark.parametrize("fault", [StorageError("no space left"), OSError(28, "no space left")])
 def test_a_failure_that_is_not_a_frames_fault_quarantines_nothing(
-    world: World, job: Plans, monkeypatch: pytest.MonkeyPatch, fault: Exception
+    world: World, job: Plans, monkeypatch: pytest.MonkeyPatch, fault: Exception, ref: QueryRef
 ) -> None:
-    (ref,) = world.register("a")
     world.ship_window(ref, 0)
     with monkeypatch.context() as patch:
         fault_of(patch, world.edges[0], fault)
@@ -477,11 +472,9 @@ def test_no_frame_is_blamed_while_workers_die_without_frames_too(world: World, m
 
 
 def test_frames_that_do_not_fit_into_memory_together_are_merged_in_smaller_plans(
-    world: World, job: Plans, monkeypatch: pytest.MonkeyPatch
+    world: World, job: Plans, monkeypatch: pytest.MonkeyPatch, ref: QueryRef
 ) -> None:
-    (ref,) = world.register("a")
-    for window in range(3):
-        world.ship_window(ref, window)
+    world.ship_windows([ref], 3)
     end(world, ref)
     merge_partials = merge.merge_partials
 

@@ -21,6 +21,7 @@ from center.storage.delta_segments import Delta, DeltaSegments
 from center.storage.query_partition import ALL_QUERIES, QueryPartition
 from edgewater.answers import Cause
 from edgewater.model.query import QuerySpec
+from edgewater.wire import QueryRef
 from tests.center.job.conftest import World, spec
 from tests.center.job.in_process_merger import InProcessMerger
 from tests.center.job.plans import Failing, Plans
@@ -104,8 +105,7 @@ def test_a_segment_that_is_lost_costs_its_query_only_the_records_in_it(
     assert alarm.kind == "partial-refused" and str(path) in alarm.message
 
 
-def test_segments_that_cannot_be_read_at_the_moment_lose_nothing(world: World) -> None:
-    (ref,) = world.register("a")
+def test_segments_that_cannot_be_read_at_the_moment_lose_nothing(world: World, ref: QueryRef) -> None:
     job = Plans(world)
     world.ship_records(world.edges[0], ref, 0, ["/a"])
     job.run()
@@ -120,9 +120,8 @@ def test_segments_that_cannot_be_read_at_the_moment_lose_nothing(world: World) -
 
 
 def test_a_driver_that_ends_between_write_and_commit_leaves_what_the_next_one_sweeps(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch, ref: QueryRef
 ) -> None:
-    (ref,) = world.register("a")
     job = Plans(world)
     world.ship_records(world.edges[0], ref, 0, ["/a"])
 
@@ -256,8 +255,7 @@ def test_a_disk_that_is_full_at_the_driver_applies_nothing_and_sets_nothing_asid
         assert world.answers() == world.truth
 
 
-def test_the_segments_of_a_deleted_query_go(world: World) -> None:
-    (ref,) = world.register("a")
+def test_the_segments_of_a_deleted_query_go(world: World, ref: QueryRef) -> None:
     job = Plans(world)
     world.ship_records(world.edges[0], ref, 0, ["/a"])
     job.run()
@@ -267,8 +265,7 @@ def test_the_segments_of_a_deleted_query_go(world: World) -> None:
     assert swept(world, job) == set()
 
 
-def test_large_deltas_that_the_database_of_0_3_has_are_merged_with_new_ones(world: World) -> None:
-    (ref,) = world.register("a")
+def test_large_deltas_that_the_database_of_0_3_has_are_merged_with_new_ones(world: World, ref: QueryRef) -> None:
     world.segments.inline_bytes = 1 << 20
     job = Plans(world, costly_ms=0.0)
     world.ship_records(world.edges[0], ref, 0, ["/a"])

@@ -77,8 +77,9 @@ def test_groups_may_have_the_names_that_a_sink_adds(
     desk: Desk, system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(conftest, "COLUMNS", {**conftest.COLUMNS, **dict.fromkeys(NAMES, pa.string())})
-    desk.connect("jfk")
-    query = desk.register(group_by=list(NAMES), measures={"n": "count()", "day_": "sum(distance)"}, lateness="0s")
+    query = desk.register_over(
+        "jfk", group_by=list(NAMES), measures={"n": "count()", "day_": "sum(distance)"}, lateness="0s"
+    )
     keys = {name: pa.array([f"{name}1", f"{name}2"]) for name in NAMES}
     running = runner(desk, system.document)
     desk.ship(query, "jfk", T0, {**keys, "distance": pa.array([1, 2])})
@@ -159,8 +160,7 @@ def test_series_of_different_groups_and_queries_differ(
 ) -> None:
     names = ("url.path", "url_path", "version", "site", "__name__")
     monkeypatch.setattr(conftest, "COLUMNS", {**conftest.COLUMNS, **dict.fromkeys(names, pa.string())})
-    desk.connect("jfk")
-    keyed = desk.register(group_by=["carrier"], measures={"s": "sum(distance)"}, name="keyed")
+    keyed = desk.register_over("jfk", group_by=["carrier"], measures={"s": "sum(distance)"}, name="keyed")
     named = desk.register(group_by=list(names), measures={"s": "sum(distance)"}, name="named")
     one = desk.register(group_by=[], measures={"b_c": "sum(distance)"}, name="a")
     two = desk.register(group_by=[], measures={"c": "sum(distance)"}, name="a_b")

@@ -76,8 +76,7 @@ def test_a_sink_whose_position_is_durable_before_its_rows_is_found_out(package: 
 
 def test_the_example_writes_what_a_center_answers(tmp_path: Path) -> None:
     desk, path = Desk(tmp_path), tmp_path / "out.db"
-    desk.connect("jfk")
-    query = desk.register()
+    query = desk.register_over("jfk")
     definition = read_definition("file", {"kind": "sqlite", "path": str(path)})
     store = SinkStore(desk.results.engine)
     runner = SinkRunner(definition, desk.catalog, desk.results, store, owner="host:1", now_ms=lambda: desk.now)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -19,6 +19,7 @@ from center.sinks import SinkContext, SinkQuery, SinkRunner, SinkStore, read_def
 from center.sinks.definitions import SinkDefinition, read_definitions
 from edgewater.base.errors import InvalidConfig
 from edgewater.base.streams import EdgeId
+from edgewater.model.registered_query import RegisteredQuery
 from tests.center.api.conftest import HOUR, T0, Desk
 from tests.center.postgres import PostgresServer
 
@@ -50,6 +51,11 @@ class Warehouse:
                 assert not self.runner.problem, self.runner.problem
                 return
         raise AssertionError("the sink never rests")
+
+    def take(self, query: RegisteredQuery, edge: str, start_ms: int, flights: Mapping[str | None, int]) -> None:
+        """An edge ships records, and the sink writes what the center answers."""
+        self.desk.report(query, edge, start_ms, flights)
+        self.catch_up()
 
     def ask(self, text: str, *values: object) -> list[tuple[Any, ...]]:
         with psycopg.connect(self.url, options=f"-c timezone=UTC -c search_path={self.schema}") as connection:
@@ -96,14 +102,11 @@ pytestmark = pytest.mark.slow
 
 
 def test_the_view_equals_the_answers_and_follows_each_revision(desk: Desk, warehouse: Warehouse) -> None:
-    desk.connect("jfk", "lga")
-    query = desk.register()
-    desk.report(query, "jfk", T0, {"UA": 3, "AA": 1, None: 2})
-    warehouse.catch_up()
+    query = desk.register_over("jfk", "lga")
+    warehouse.take(query, "jfk", T0, {"UA": 3, "AA": 1, None: 2})
     desk.report(query, "lga", T0, {"UA": 5})
     desk.report(query, "jfk", T0 + HOUR, {"DL": 1})
-    desk.report(query, "lga", T0 + HOUR, {"DL": 1, "B6": 2})
-    warehouse.catch_up()
+    warehouse.take(query, "lga", T0 + HOUR, {"DL": 1, "B6": 2})
     assert warehouse.rows() == warehouse.truth() and len(warehouse.rows()) == 5
     desk.report(query, "jfk", T0, {"UA": 1}, closed=False)
     warehouse.catch_up()
@@ -114,11 +117,9 @@ def test_the_view_equals_the_answers_and_follows_each_revision(desk: Desk, wareh
 
 
 def test_records_that_come_for_a_final_window_change_its_quality(desk: Desk, warehouse: Warehouse) -> None:
-    desk.connect("jfk", "lga")
-    query = desk.register(lateness="0s")
+    query = desk.register_over("jfk", "lga", lateness="0s")
     desk.report(query, "jfk", T0, {"UA": 3})
-    desk.report(query, "lga", T0, {"UA": 1})
-    warehouse.catch_up()
+    warehouse.take(query, "lga", T0, {"UA": 1})
     before = desk.get(f"/v1/queries/flights/windows/{T0}").json()
     assert before["phase"] == "final"
     desk.report(query, "jfk", T0, {"UA": 9}, closed=False)
@@ -133,12 +134,10 @@ def test_records_that_come_for_a_final_window_change_its_quality(desk: Desk, war
 
 def test_a_process_that_lost_its_lease_writes_nothing(desk: Desk, warehouse: Warehouse) -> None:
     query = desk.register()
-    desk.report(query, "jfk", T0, {"UA": 3})
-    warehouse.catch_up()
+    warehouse.take(query, "jfk", T0, {"UA": 3})
     stalled, warehouse.runner = warehouse.runner, warehouse.new_runner("host:2")
     desk.now += 60_000
-    desk.report(query, "jfk", T0 + HOUR, {"UA": 1})
-    warehouse.catch_up()
+    warehouse.take(query, "jfk", T0 + HOUR, {"UA": 1})
     desk.report(query, "jfk", T0 + 2 * HOUR, {"UA": 1})
     answers = warehouse.ask("SELECT count(*) FROM edgewater_windows")
     sink = stalled._sink
@@ -277,8 +276,7 @@ def test_a_change_goes_on_in_the_view_while_the_old_version_still_gets_answers(
     spec = replace(old.spec, group_by=())
     new, _ = desk.catalog.queries.register(spec, desk.now, change=Change(T0 + HOUR))
     desk.ledger_knows(new)
-    desk.report(new, "jfk", T0 + HOUR, {"UA": 5})
-    warehouse.catch_up()
+    warehouse.take(new, "jfk", T0 + HOUR, {"UA": 5})
     desk.ledger_knows(desk.catalog.queries.versions("flights")[0])
     desk.report(old, "jfk", T0, {"UA": 3, "AA": 1})
     desk.catalog.queries.end(old.ref, desk.now)
@@ -290,12 +288,10 @@ def test_a_change_goes_on_in_the_view_while_the_old_version_still_gets_answers(
 
 def test_a_new_version_gets_a_table_and_the_view_has_both(desk: Desk, warehouse: Warehouse) -> None:
     query = desk.register()
-    desk.report(query, "jfk", T0, {"UA": 3})
-    warehouse.catch_up()
+    warehouse.take(query, "jfk", T0, {"UA": 3})
     desk.catalog.queries.delete("flights", desk.now)
     newer = desk.register(measures={"n": "count()", "far": "max(distance)"})
-    desk.report(newer, "jfk", T0 + HOUR, {"AA": 2})
-    warehouse.catch_up()
+    warehouse.take(newer, "jfk", T0 + HOUR, {"AA": 2})
     assert warehouse.ask("SELECT version, carrier, n, miles, far FROM flights ORDER BY version") == [
         (query.ref.version, "UA", 3, 300, None),
         (newer.ref.version, "AA", 2, None, 100),
@@ -304,8 +300,7 @@ def test_a_new_version_gets_a_table_and_the_view_has_both(desk: Desk, warehouse:
 
 def test_a_table_that_was_altered_by_hand_is_named_and_its_repair_is_enough(desk: Desk, warehouse: Warehouse) -> None:
     query = desk.register(lateness="9h")
-    desk.report(query, "jfk", T0, {"UA": 3})
-    warehouse.catch_up()
+    warehouse.take(query, "jfk", T0, {"UA": 3})
     table = f"flights_v{query.ref.version}"
     warehouse.ask("DROP VIEW flights")
     for change in ("ALTER COLUMN n TYPE text", "DROP COLUMN miles"):
@@ -347,8 +342,7 @@ def test_a_new_sink_begins_where_it_is_told_and_a_paused_one_waits(desk: Desk, w
 
 def test_answers_that_were_deleted_before_the_sink_had_them_are_a_stated_gap(desk: Desk, warehouse: Warehouse) -> None:
     query = desk.register(lateness="0s")
-    desk.report(query, "jfk", T0, {"UA": 3})
-    warehouse.catch_up()
+    warehouse.take(query, "jfk", T0, {"UA": 3})
     warehouse.runner.stop()
     for hour in (1, 2):
         desk.report(query, "jfk", T0 + hour * HOUR, {"UA": 1})
@@ -392,8 +386,7 @@ def test_a_column_without_values_gets_the_type_of_its_first_one(desk: Desk, ware
     )
     warehouse.runner.stop()
     warehouse.runner = warehouse.new_runner()
-    desk.report(query, "jfk", T0, {"UA": 3})
-    warehouse.catch_up()
+    warehouse.take(query, "jfk", T0, {"UA": 3})
     assert warehouse.ask("SELECT carrier, miles, pg_typeof(miles)::text FROM flights") == [("UA", 300, "bigint")]
 
 
@@ -406,8 +399,7 @@ def test_names_of_queries_and_columns_that_the_sink_uses_itself_do_not_clash(des
     for count, query in enumerate(queries, 1):
         desk.report(query, "jfk", T0, {"UA": count})
     warehouse.catch_up()
-    desk.report(flights, "jfk", T0 + HOUR, {"UA": 1})
-    warehouse.catch_up()
+    warehouse.take(flights, "jfk", T0 + HOUR, {"UA": 1})
     warehouse.store.replay("warehouse", 0)
     warehouse.catch_up()
     v = f"flights_v{flights.ref.version}"
@@ -429,8 +421,7 @@ def test_lists_of_texts_with_nul_and_backslashes_arrive(desk: Desk, warehouse: W
 def test_a_query_that_is_registered_and_answered_between_two_looks_is_not_left_out(
     desk: Desk, warehouse: Warehouse
 ) -> None:
-    desk.report(desk.register(), "jfk", T0, {"UA": 3})
-    warehouse.catch_up()
+    warehouse.take(desk.register(), "jfk", T0, {"UA": 3})
     newer = desk.register(name="newer")
     desk.report(newer, "jfk", T0, {"AA": 2})
     while warehouse.runner.step() == 0:  # the clock stands
@@ -440,8 +431,7 @@ def test_a_query_that_is_registered_and_answered_between_two_looks_is_not_left_o
 
 def test_a_gap_is_stated_if_answers_are_deleted_just_before_they_are_read(desk: Desk, warehouse: Warehouse) -> None:
     query = desk.register(lateness="0s")
-    desk.report(query, "jfk", T0, {"UA": 3})
-    warehouse.catch_up()
+    warehouse.take(query, "jfk", T0, {"UA": 3})
     first = desk.results.last_answer_id() + 1
     for hour in (1, 2):
         desk.report(query, "jfk", T0 + hour * HOUR, {"UA": 1})
@@ -457,13 +447,11 @@ def test_a_gap_is_stated_if_answers_are_deleted_just_before_they_are_read(desk: 
 
 def test_views_of_a_user_on_the_view_stay_when_a_version_is_added(desk: Desk, warehouse: Warehouse) -> None:
     query = desk.register()
-    desk.report(query, "jfk", T0, {"UA": 3})
-    warehouse.catch_up()
+    warehouse.take(query, "jfk", T0, {"UA": 3})
     warehouse.ask("CREATE VIEW of_user AS SELECT carrier, n FROM flights")
     desk.catalog.queries.delete("flights", desk.now)
     newer = desk.register(measures={"far": "max(distance)", "n": "count()"})
-    desk.report(newer, "jfk", T0 + HOUR, {"AA": 2})
-    warehouse.catch_up()
+    warehouse.take(newer, "jfk", T0 + HOUR, {"AA": 2})
     assert sorted(warehouse.ask("SELECT * FROM of_user")) == [("AA", 2), ("UA", 3)]
 
 
@@ -471,16 +459,14 @@ def test_versions_whose_types_differ_have_the_wider_type_in_the_view_and_its_gra
     desk: Desk, warehouse: Warehouse
 ) -> None:
     query = desk.register()
-    desk.report(query, "jfk", T0, {"UA": 3})
-    warehouse.catch_up()
+    warehouse.take(query, "jfk", T0, {"UA": 3})
     role = f"reader_{warehouse.schema}"
     warehouse.ask(f"CREATE ROLE {role}")
     warehouse.ask(f"GRANT SELECT ON flights TO {role} WITH GRANT OPTION")
     warehouse.ask("GRANT SELECT ON flights TO PUBLIC")
     desk.catalog.queries.delete("flights", desk.now)
     newer = desk.register(measures={"n": "count()", "miles": "mean(distance)"})
-    desk.report(newer, "jfk", T0 + HOUR, {"AA": 2})
-    warehouse.catch_up()
+    warehouse.take(newer, "jfk", T0 + HOUR, {"AA": 2})
     assert warehouse.ask("SELECT carrier, miles, pg_typeof(miles)::text FROM flights ORDER BY version") == [
         ("UA", 300, "numeric"),
         ("AA", 100, "numeric"),
@@ -519,7 +505,6 @@ def test_a_query_whose_columns_no_edge_says_gets_exact_columns(desk: Desk, wareh
     query = desk.register(measures={"n": "count()", "far": "max(distance)"})
     warehouse.catch_up()
     assert warehouse.ask("SELECT to_regclass(%s)::text", f"flights_v{query.ref.version}") == [(None,)]
-    desk.report(query, "jfk", T0, {"UA": 3})
-    warehouse.catch_up()
+    warehouse.take(query, "jfk", T0, {"UA": 3})
     found = warehouse.ask("SELECT carrier, far, pg_typeof(far)::text, pg_typeof(n)::text FROM flights")
     assert found == [("UA", 100, "bigint", "bigint")]

@@ -64,8 +64,7 @@ def test_finals_are_series_and_a_page_that_comes_again_changes_nothing(tmp_path:
     desk = Desk(tmp_path)
     desk.now = int(time.time() * 1000)  # noqa: TID251  # it refuses times far from its clock
     start = desk.now // HOUR * HOUR - 3 * HOUR
-    desk.connect("jfk")
-    query = desk.register(lateness="0s", measures={"n": "count()", "p": "quantile(dep_delay, 0.9)"})
+    query = desk.register_over("jfk", lateness="0s", measures={"n": "count()", "p": "quantile(dep_delay, 0.9)"})
     document = {
         "kind": "remote_write",
         "url": f"{receiver}/api/v1/write",

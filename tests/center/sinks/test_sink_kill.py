@@ -57,8 +57,7 @@ def test_a_process_that_is_killed_at_random_leaves_what_rest_answers(
     desk.now = int(time.time() * 1000)  # noqa: TID251  # the process has the real clock
     system = SYSTEMS[kind](request, tmp_path)
     store = SinkStore(desk.results.engine)
-    desk.connect("jfk")
-    query = desk.register(lateness="2h")
+    query = desk.register_over("jfk", lateness="2h")
     hour = 0
     for kill in range(KILLS):
         process = started(tmp_path, system.document)
@@ -96,8 +95,7 @@ def test_a_process_that_is_killed_at_random_forgets_no_notice_and_repeats_none_u
 ) -> None:
     desk, rng, hour = Desk(tmp_path), np.random.default_rng(11), 0
     desk.now = int(time.time() * 1000)  # noqa: TID251  # the process has the real clock
-    desk.connect("jfk")
-    query = desk.register(lateness="2h")
+    query = desk.register_over("jfk", lateness="2h")
     with Receiver().serving() as receiver:
         document = {
             "kind": "alerts",

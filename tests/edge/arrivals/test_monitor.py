@@ -15,6 +15,11 @@ from tests.refusals import refused
 GRID = SlotGrid(slot_ms=20, substream_slots=30, lags=100)
 
 
+@pytest.fixture
+def monitor():
+    return SubstreamMonitor(GRID)
+
+
 def batch(rng, count):
     born = np.sort(rng.integers(0, 3000, count))
     return born, born + rng.integers(0, 900, count), rng.normal(5, 2, count)
@@ -60,9 +65,8 @@ def test_batches_add_up_to_the_whole(seed, cut):
         same(first[s.index], s)
 
 
-def test_statistics_are_those_of_the_events():
+def test_statistics_are_those_of_the_events(monitor):
     born, arrival, value = batch(np.random.default_rng(4), 1000)
-    monitor = SubstreamMonitor(GRID)
     observe(monitor, born, arrival, value[::2], np.arange(0, 1000, 2))
     found = monitor.take()
     assert sum(s.events for s in found) == 1000
@@ -77,8 +81,7 @@ def test_statistics_are_those_of_the_events():
     assert monitor.take() == []
 
 
-def test_arrivals_are_by_slot_and_lag():
-    monitor = SubstreamMonitor(GRID)
+def test_arrivals_are_by_slot_and_lag(monitor):
     observe(monitor, np.array([605, 610, 700]), np.array([650, 611, 5000]))
     (s,) = monitor.take()
     slots, lags, counts, _ = s.arrivals().T
@@ -130,8 +133,7 @@ def test_the_range_is_that_of_all_events_whatever_was_sampled_and_however_they_w
             assert range_of(s) == (of_part.min(), of_part.max())
 
 
-def test_values_that_are_not_known_make_the_range_unknown_and_stay_so():
-    monitor = SubstreamMonitor(GRID)
+def test_values_that_are_not_known_make_the_range_unknown_and_stay_so(monitor):
     born = np.array([100, 110, 120, GRID.substream_ms + 100])
     monitor.observe(born, 1_000, (), np.array([3.0, 4.0]), np.array([0, 1]))
     monitor.observe(born[:2], 1_010, (), np.array([5.0, 6.0]))
@@ -194,9 +196,8 @@ def test_a_batch_that_arrived_at_once_equals_its_events_one_by_one(seed, size, o
         same(a, b)
 
 
-def test_the_buffer_between_takes_is_bounded():
+def test_the_buffer_between_takes_is_bounded(monitor):
     rng = np.random.default_rng(4)
-    monitor = SubstreamMonitor(GRID)
     most = 0
     for number in range(4000):
         now = 5000 + 20 * (number % 50)
@@ -230,12 +231,11 @@ def test_reading_or_restoring_the_state_at_any_moment_changes_no_byte_of_the_sta
 
 
 @pytest.mark.parametrize("size", [50, 5000])
-def test_sums_by_lag_are_those_of_the_events(size):
+def test_sums_by_lag_are_those_of_the_events(size, monitor):
     rng = np.random.default_rng(size)
     now = 10_000
     born = now - rng.exponential(300, size).astype(np.int64)
     values = rng.lognormal(1, 1, size)
-    monitor = SubstreamMonitor(GRID)
     monitor.observe(born, now, (), values)
     lag = np.minimum(now // 20 - born // 20, 99)
     for s in monitor.take():
@@ -290,9 +290,8 @@ def test_clock_jumps_lose_no_event_and_cause_no_negative_delay(steps, first):
     assert all((s.arrivals()[:, 1] >= 0).all() for s in found)
 
 
-def test_the_statistics_of_release_0_3_0_are_read():
+def test_the_statistics_of_release_0_3_0_are_read(monitor):
     """Its header has 88 bytes of numbers that no release reads. Release 0.3.0 reads zeros there."""
-    monitor = SubstreamMonitor(GRID)
     observe(monitor, np.array([605, 610, 700]), np.array([650, 611, 5000]), np.array([1.0, 2.0, 4.0]))
     (s,) = monitor.take()
     state = s.to_state()
@@ -301,8 +300,7 @@ def test_the_statistics_of_release_0_3_0_are_read():
     same(SubstreamStatistics.from_state(old, GRID), s)
 
 
-def test_the_monitor_of_release_0_3_0_is_restored():
-    monitor = SubstreamMonitor(GRID)
+def test_the_monitor_of_release_0_3_0_is_restored(monitor):
     observe(monitor, np.array([605, 610, 700]), np.array([650, 611, 5000]), np.array([1.0, 2.0, 4.0]))
     state = monitor.to_state()
     count, total, squares = state.arrays["sums"]
@@ -314,8 +312,7 @@ def test_the_monitor_of_release_0_3_0_is_restored():
 
 
 @pytest.mark.parametrize("number", [1, 3000])
-def test_squares_of_large_values_are_infinite_without_a_warning(number):
-    monitor = SubstreamMonitor(GRID)
+def test_squares_of_large_values_are_infinite_without_a_warning(number, monitor):
     monitor.observe(np.full(number, 50), 60, (), np.full(number, 1e200))
     (s,) = monitor.take()
     assert s.value_sums.sum(axis=1).tolist() == [number, pytest.approx(number * 1e200), np.inf]

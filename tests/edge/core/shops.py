@@ -41,6 +41,11 @@ class Shops:
             shops = [f"shop{k}" for k in range(GROUPS)]
             self.ingest(window * WINDOW_MS + 1, shops, list(range(1, GROUPS + 1)), arrival_ms)
 
+    def sell_out(self, *windows: int) -> None:
+        """Sells in these windows, and ends the last of them."""
+        self.sell(*windows)
+        self.end(windows[-1])
+
     def end(self, window: int) -> None:
         """Brings the watermark to the end of a window."""
         self.ingest((window + 1) * WINDOW_MS, ["next"], [1])

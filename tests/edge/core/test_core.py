@@ -49,6 +49,11 @@ def make_core(spec: StreamSpec | None = None, queries: tuple[Any, ...] = QUERIES
     return open_core(spec or StreamSpec(COLUMNS), *queries, stream="flights")
 
 
+@pytest.fixture
+def core() -> EdgeCore:
+    return make_core()
+
+
 def batch(*rows: tuple[str, int, int]) -> pa.RecordBatch:
     carriers, distances, times = zip(*rows, strict=True) if rows else ((), (), ())
     return pa.record_batch(
@@ -64,6 +69,13 @@ def ingest(
     core: EdgeCore, *rows: tuple[str, int, int], arrival_ms: int = 1 << 40, source: str = "file"
 ) -> list[Effect]:
     return core.handle(Ingested("flights", source, batch(*rows), arrival_ms))
+
+
+def core_with(*rows: tuple[str, int, int]) -> EdgeCore:
+    """A core that has read one batch."""
+    core = make_core()
+    ingest(core, *rows)
+    return core
 
 
 def pull_all(core: EdgeCore, capacity: int = 1 << 20, times_ms: dict[str, int] | None = None) -> list[Any]:
@@ -85,8 +97,7 @@ def merged(bodies: list[tuple[str, FrameBody]]) -> dict[tuple[str, int], dict[An
 
 
 def test_an_open_slice_stays_until_the_watermark_passes_its_end() -> None:
-    core = make_core()
-    ingest(core, ("UA", 500, 1_000), ("UA", 700, 9_999))
+    core = core_with(("UA", 500, 1_000), ("UA", 700, 9_999))
     assert merged(pull_all(core)) == {}
     ingest(core, ("DL", 300, 10_000))
     bodies = dict(pull_all(core))
@@ -96,8 +107,7 @@ def test_an_open_slice_stays_until_the_watermark_passes_its_end() -> None:
 
 
 def test_a_late_record_causes_a_new_close_of_its_slice_only() -> None:
-    core = make_core()
-    ingest(core, ("UA", 500, 1_000), ("UA", 1, 25_000))
+    core = core_with(("UA", 500, 1_000), ("UA", 1, 25_000))
     pull_all(core)
     ingest(core, ("UA", 700, 2_000))
     ((name, body),) = [b for b in pull_all(core) if b[0] == "exact"]
@@ -108,24 +118,21 @@ def test_a_late_record_causes_a_new_close_of_its_slice_only() -> None:
 
 
 def test_a_record_later_than_the_lateness_is_dropped_and_counted_per_query() -> None:
-    core = make_core()
-    ingest(core, ("UA", 500, 100_000))
+    core = core_with(("UA", 500, 100_000))
     dropped = ingest(core, ("UA", 700, 2_000), ("UA", 700, 3_000))
     # exact: its last window ends at 30 s, 30 s late at 60 s; budgeted: ends at 10 s, no lateness.
     assert dropped == [Dropped(EXACT_REF, "too-late", 2), Dropped(BUDGETED_REF, "too-late", 2)]
 
 
 def test_a_quiet_slice_still_moves_the_progress() -> None:
-    core = make_core()
-    ingest(core, ("UA", 500, 1_000))
+    core = core_with(("UA", 500, 1_000))
     ingest(core, ("UA", 500, 55_000))
     through = {name: body.through_ms for name, body in pull_all(core)}
     assert through == {"exact": 55_000, "budgeted": 55_000}
     assert pull_all(core) == []
 
 
-def test_a_stream_waits_for_the_slowest_of_its_sources() -> None:
-    core = make_core()
+def test_a_stream_waits_for_the_slowest_of_its_sources(core: EdgeCore) -> None:
     core.handle(SourcesOpened((("flights", "file"), ("flights", "second"))))
     ingest(core, ("UA", 500, 1_000), ("UA", 500, 50_000))
     assert pull_all(core) == []
@@ -134,8 +141,7 @@ def test_a_stream_waits_for_the_slowest_of_its_sources() -> None:
 
 
 def test_an_ended_stream_closes_everything() -> None:
-    core = make_core()
-    ingest(core, ("UA", 500, 1_000), ("DL", 300, 59_000))
+    core = core_with(("UA", 500, 1_000), ("DL", 300, 59_000))
     core.handle(SourceEnded("flights", "file"))
     bodies = pull_all(core)
     assert {c.slice_start_ms for n, b in bodies if n == "exact" for c in b.closes} == {0, 50_000}
@@ -192,15 +198,13 @@ def test_a_source_that_is_being_read_is_idle_only_up_to_the_time_at_which_it_had
 
 
 def test_a_removed_source_does_not_hold_back_the_watermark() -> None:
-    core = make_core()
-    ingest(core, ("UA", 500, 1_000))
+    core = core_with(("UA", 500, 1_000))
     core.handle(SourcesOpened((("flights", "moved"),)))
     ingest(core, ("UA", 500, 50_000), source="moved")
     assert core.streams["flights"].watermark_ms == 50_000
 
 
-def test_a_journal_with_records_of_a_removed_stream_is_refused() -> None:
-    core = make_core()
+def test_a_journal_with_records_of_a_removed_stream_is_refused(core: EdgeCore) -> None:
     with pytest.raises(StorageError):
         core.handle(SourcesOpened((("weather", "file"),)))
 
@@ -215,8 +219,7 @@ def test_a_refusal_ends_with_the_configuration_that_caused_it() -> None:
     assert core.handle(Configured((query,))) == [QueryAccepted(query[0])]
 
 
-def test_a_device_whose_clock_is_ahead_closes_no_window() -> None:
-    core = make_core()
+def test_a_device_whose_clock_is_ahead_closes_no_window(core: EdgeCore) -> None:
     ingest(core, ("UA", 1, 9_000_000), arrival_ms=20_000)
     assert core.streams["flights"].watermark_ms == 20_000
     assert core.handle(Configured((*QUERIES, LATER))) == [QueryAccepted(LATER[0])]
@@ -224,8 +227,7 @@ def test_a_device_whose_clock_is_ahead_closes_no_window() -> None:
 
 
 def test_a_watermark_never_goes_back() -> None:
-    core = make_core()
-    ingest(core, ("UA", 1, 50_000))
+    core = core_with(("UA", 1, 50_000))
     ingest(core, ("UA", 1, 20_000))
     assert core.streams["flights"].watermark_ms == 50_000
 
@@ -255,30 +257,26 @@ def test_a_query_that_does_not_match_is_refused_and_the_others_continue() -> Non
 
 
 def test_a_query_that_is_not_in_the_new_set_ends() -> None:
-    core = make_core()
-    ingest(core, ("UA", 500, 1_000))
+    core = core_with(("UA", 500, 1_000))
     core.handle(Configured(QUERIES[:1]))
     core.handle(SourceEnded("flights", "file"))
     assert {name for name, _ in pull_all(core)} == {"exact"}
 
 
 def test_without_a_share_a_budgeted_query_is_exact() -> None:
-    core = make_core()
-    ingest(core, ("UA", 500, 1_000), ("UA", 500, 11_000))
+    core = core_with(("UA", 500, 1_000), ("UA", 500, 11_000))
     (body,) = [b for n, b in pull_all(core) if n == "budgeted"]
     assert merged([("budgeted", body)]) == {("budgeted", 0): {"UA": {"miles": 500}}}
     assert body.closes[0].withheld == ()
 
 
 def test_entries_are_in_the_order_of_their_keys() -> None:
-    core = make_core()
-    ingest(core, ("UA", 1, 1_000), ("AA", 1, 2_000), ("DL", 1, 3_000), ("AA", 1, 10_000))
+    core = core_with(("UA", 1, 1_000), ("AA", 1, 2_000), ("DL", 1, 3_000), ("AA", 1, 10_000))
     partials = [p for name, body in pull_all(core) if name == "exact" for p in body.partials]
     assert [GroupedAggregate.from_bytes(p.synopsis).rows()[0].to_pylist() for p in partials] == [["AA", "DL", "UA"]]
 
 
-def test_values_within_the_share_are_withheld_and_reported() -> None:
-    core = make_core()
+def test_values_within_the_share_are_withheld_and_reported(core: EdgeCore) -> None:
     core.handle(BudgetSet(BUDGETED_REF, {"miles": SHARE}))
     ingest(core, ("UA", 1_500, 1_000), ("UA", 501, 2_000), ("DL", 1_999, 3_000), ("AA", 300, 4_000), ("AA", 1, 10_000))
     (body,) = [b for n, b in pull_all(core) if n == "budgeted"]
@@ -286,8 +284,7 @@ def test_values_within_the_share_are_withheld_and_reported() -> None:
     assert body.closes[0].withheld == (Withheld("miles", 1_999, 0, 3, rest=Rest(2, (2_316.0,))),)
 
 
-def test_values_above_a_smaller_share_are_sent() -> None:
-    core = make_core()
+def test_values_above_a_smaller_share_are_sent(core: EdgeCore) -> None:
     core.handle(BudgetSet(BUDGETED_REF, {"miles": SHARE}))
     late = QuerySpec.from_mapping({**BUDGETED.to_mapping(), "lateness": "1h"})
     core.handle(Configured(()))
@@ -368,8 +365,7 @@ def test_a_staleness_budget_is_wall_time_at_any_speed(speed: float) -> None:
 
 
 def test_acknowledged_frames_are_dropped_and_the_others_kept() -> None:
-    core = make_core()
-    ingest(core, ("UA", 500, 1_000), ("UA", 500, 25_000))
+    core = core_with(("UA", 500, 1_000), ("UA", 500, 25_000))
     pull_all(core)
     assert [f.seq for f in core.unacked] == [1, 2]
     core.handle(Acked(1))

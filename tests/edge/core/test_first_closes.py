@@ -22,8 +22,7 @@ def exact(name: str = "exact") -> QuerySpec:
 
 def test_each_frame_closes_the_slice_with_less_withheld_and_the_last_one_advances_the_progress() -> None:
     edge = Shops(query("q"))
-    edge.sell(0)
-    edge.end(0)
+    edge.sell_out(0)
     edge.send(WINDOW_MS, WINDOW_MS + LATE_MS)
     bodies = edge.bodies("q")
     closes = [close for body in bodies for close in body.closes]
@@ -44,8 +43,7 @@ def test_first_closes_that_are_due_together_share_a_message_in_which_nothing_els
 ) -> None:
     names = [f"q{k}" for k in range(queries)]
     edge = Shops(*map(query, names), exact())
-    edge.sell(0)
-    edge.end(0)
+    edge.sell_out(0)
     frames = edge.pull(WINDOW_MS, capacity=1_500 * queries)
     assert sorted(f.query.name for f in frames) == sorted(names)
     assert {groups(f.unpack()) for f in frames} == {expected}
@@ -54,12 +52,10 @@ def test_first_closes_that_are_due_together_share_a_message_in_which_nothing_els
 
 def test_a_window_without_records_is_reported_with_the_first_closes() -> None:
     edge = Shops(query("busy"), query("idle", where="shop = 'none'"), exact())
-    edge.sell(0)
-    edge.end(0)
+    edge.sell_out(0)
     edge.send(WINDOW_MS, 2 * WINDOW_MS)
     edge.messages.clear()
-    edge.sell(1)
-    edge.end(1)
+    edge.sell_out(1)
     assert sorted(f.query.name for f in edge.pull(2 * WINDOW_MS)) == ["busy", "idle"]
     assert edge.bodies("idle")[0].through_ms >= 2 * WINDOW_MS
 
@@ -67,8 +63,7 @@ def test_a_window_without_records_is_reported_with_the_first_closes() -> None:
 def test_after_first_closes_queries_share_the_link_equally() -> None:
     names = ["a", "b", "c"]
     edge = Shops(*map(query, names), exact())
-    edge.sell(0)
-    edge.end(0)
+    edge.sell_out(0)
     edge.send(WINDOW_MS, WINDOW_MS + 1_500)
     sizes = Counter[str]()
     for _, frames in edge.messages[1:]:
@@ -118,13 +113,11 @@ def test_on_a_link_that_is_too_narrow_for_all_queries_each_one_sends(count: int,
 
 def test_a_query_that_was_idle_has_saved_nothing_up() -> None:
     edge = Shops(exact("a"))
-    edge.sell(0)
-    edge.end(0)
+    edge.sell_out(0)
     edge.send(WINDOW_MS, 10 * WINDOW_MS)
     edge.core.handle(Configured(tuple((QueryRef(name, 1), exact(name)) for name in "ab")))
     edge.messages.clear()
-    edge.sell(9)
-    edge.end(9)
+    edge.sell_out(9)
     for _ in range(9):
         edge.pull(10 * WINDOW_MS, rate=0.0)  # on a link that is not too narrow for both
     sizes = Counter[str]()
@@ -135,8 +128,7 @@ def test_a_query_that_was_idle_has_saved_nothing_up() -> None:
 
 def test_after_an_outage_the_closes_of_all_windows_are_in_the_first_frame_with_groups_of_the_newest() -> None:
     edge = Shops(query("q"))
-    edge.sell(0, 1, 2, 3)
-    edge.end(3)
+    edge.sell_out(0, 1, 2, 3)
     (frame,) = edge.pull(5 * WINDOW_MS)
     body = frame.unpack()
     assert [close.slice_start_ms for close in body.closes] == [0, WINDOW_MS, 2 * WINDOW_MS, 3 * WINDOW_MS]
@@ -145,8 +137,7 @@ def test_after_an_outage_the_closes_of_all_windows_are_in_the_first_frame_with_g
 
 def test_on_a_wide_link_windows_that_are_late_are_sent_completely() -> None:
     edge = Shops(query("q"))
-    edge.sell(0, 1, 2, 3)
-    edge.end(3)
+    edge.sell_out(0, 1, 2, 3)
     now_ms = 5 * WINDOW_MS
     while edge.pull(now_ms, 1 << 16, 1e6):
         now_ms += 20
@@ -165,8 +156,7 @@ def test_only_time_windows_with_a_staleness_budget_alone_are_closed_provisionall
     }
     for kind, spec in others.items():
         edge = Shops(spec)
-        edge.sell(0)
-        edge.end(0)
+        edge.sell_out(0)
         edge.send(WINDOW_MS, 4 * WINDOW_MS)
         closes = [close for body in edge.bodies(spec.name) for close in body.closes]
         assert closes and not any(close.provisional for close in closes), kind
@@ -174,8 +164,7 @@ def test_only_time_windows_with_a_staleness_budget_alone_are_closed_provisionall
 
 def test_a_restored_edge_goes_on_where_it_was() -> None:
     edge = Shops(*map(query, "ab"), exact())
-    edge.sell(0)
-    edge.end(0)
+    edge.sell_out(0)
     edge.send(WINDOW_MS, WINDOW_MS + 800)
     again = Shops(*map(query, "ab"), exact())
     again.core.restore(edge.core.to_state())

@@ -20,8 +20,7 @@ def largest(count: int) -> set[str]:
 
 def test_the_close_travels_with_the_last_groups_that_are_in_time() -> None:
     edge = site()
-    edge.sell(0)
-    edge.end(0)
+    edge.sell_out(0)
     edge.send(WINDOW_MS, WINDOW_MS + 5_000)
     with_groups = [at for at, body in edge.timed() if any(p.slice_start_ms == 0 for p in body.partials)]
     assert edge.closed_ms(0) == with_groups[-1] <= WINDOW_MS + BUDGET_MS
@@ -33,8 +32,7 @@ def test_the_close_travels_with_the_last_groups_that_are_in_time() -> None:
 def test_what_an_exact_query_has_in_open_windows_takes_nothing_from_a_deadline() -> None:
     sites = site(), site(query("hourly", window={"tumbling": "1h"}, budget=None))
     for edge in sites:
-        edge.sell(0)
-        edge.end(0)
+        edge.sell_out(0)
         edge.send(WINDOW_MS, WINDOW_MS + 5_000)
     alone, beside = (len(edge.sent(0)) for edge in sites)
     assert beside >= 0.9 * alone
@@ -42,8 +40,7 @@ def test_what_an_exact_query_has_in_open_windows_takes_nothing_from_a_deadline()
 
 def test_after_an_outage_the_newest_window_leaves_first_and_the_older_ones_are_stated_as_withheld() -> None:
     edge = site()
-    edge.sell(0, 1, 2, 3)
-    edge.end(3)
+    edge.sell_out(0, 1, 2, 3)
     resumes_ms = 4 * WINDOW_MS + 2 * BUDGET_MS  # the deadlines of all four windows have passed
     edge.send(resumes_ms, resumes_ms + WINDOW_MS)
     assert [len(edge.sent(window)) for window in range(3)] == [0, 0, 0]
@@ -59,8 +56,7 @@ def test_after_an_outage_the_newest_window_leaves_first_and_the_older_ones_are_s
 
 def test_a_path_that_takes_longer_than_the_budget_still_gets_the_groups_that_are_worth_most() -> None:
     edge = site()
-    edge.sell(0)
-    edge.end(0)
+    edge.sell_out(0)
     edge.send(WINDOW_MS, WINDOW_MS + 8_000, path_delay_ms=BUDGET_MS + 500)
     sent = edge.sent(0)
     assert 20 <= len(sent) <= 100
@@ -91,8 +87,7 @@ def test_an_answer_that_takes_the_center_long_brings_forward_the_deadline_of_its
     closed_ms: dict[QueryRef, int] = {}
     edge = site()
     edge.core.handle(Configured(tuple((ref, query(ref.name)) for ref in (slow, quick))))
-    edge.sell(0)
-    edge.end(0)
+    edge.sell_out(0)
     now_ms = WINDOW_MS
     while len(closed_ms) < 2:
         pull = PullEvent(500, {"sales": now_ms}, RATE_BYTES_S, processing_ms={slow: 1_500})

@@ -44,10 +44,18 @@ from tests.refusals import refused
 pytestmark = pytest.mark.slow
 
 
-async def test_frames_reach_the_center_and_are_acknowledged_in_order(tmp_path: Path) -> None:
-    async with gateway(tmp_path) as (port, catalog):
-        catalog.queries.register(SPEC, 1)
-        agent = Agent()
+@pytest.fixture
+def agent() -> Agent:
+    return Agent()
+
+
+@pytest.fixture
+def script() -> ScriptedCenter:
+    return ScriptedCenter()
+
+
+async def test_frames_reach_the_center_and_are_acknowledged_in_order(tmp_path: Path, agent: Agent) -> None:
+    async with gateway(tmp_path, queries=[SPEC]) as (port, catalog):
         async with running(uplink(port, agent)):
             agent.make(frame(n) for n in range(100))
             await agent.until(lambda: agent.acked == 99)
@@ -55,9 +63,8 @@ async def test_frames_reach_the_center_and_are_acknowledged_in_order(tmp_path: P
         assert agent.welcomes == [None]
 
 
-async def test_queries_and_shares_come_down_and_statuses_go_up(tmp_path: Path) -> None:
+async def test_queries_and_shares_come_down_and_statuses_go_up(tmp_path: Path, agent: Agent) -> None:
     async with gateway(tmp_path) as (port, catalog):
-        agent = Agent()
         agent.refuse = True
         async with running(uplink(port, agent)):
             await agent.until(lambda: agent.welcomes)
@@ -70,23 +77,19 @@ async def test_queries_and_shares_come_down_and_statuses_go_up(tmp_path: Path) -
         assert [(s.accepted, s.code) for s in statuses.values()] == [(False, "invalid-query")]
 
 
-async def test_the_link_is_measured_by_acknowledgements_and_heartbeats(tmp_path: Path) -> None:
-    async with gateway(tmp_path) as (port, catalog):
-        catalog.queries.register(SPEC, 1)
-        agent = Agent()
-        async with running(uplink(port, agent)):
-            agent.make(frame(n, 20_000) for n in range(200))
-            await agent.until(lambda: agent.acked >= 199)
-            link = agent.forecast()
-            assert link.low_bytes_s > 50_000.0, "it has carried 4 MB"
-            assert 0 <= link.rtt_ms < 1_000 * PATIENCE_S  # echoes count whole milliseconds: none on a fast machine
+async def test_the_link_is_measured_by_acknowledgements_and_heartbeats(tmp_path: Path, agent: Agent) -> None:
+    async with gateway(tmp_path, queries=[SPEC]) as (port, _catalog), running(uplink(port, agent)):
+        agent.make(frame(n, 20_000) for n in range(200))
+        await agent.until(lambda: agent.acked >= 199)
+        link = agent.forecast()
+        assert link.low_bytes_s > 50_000.0, "it has carried 4 MB"
+        assert 0 <= link.rtt_ms < 1_000 * PATIENCE_S  # echoes count whole milliseconds: none on a fast machine
 
 
 @pytest.mark.parametrize("seed", [0, *at_night(1, 2, 3)])
 async def test_a_link_that_is_cut_again_and_again_loses_nothing_and_doubles_nothing(tmp_path: Path, seed: int) -> None:
     cuts = np.random.default_rng(seed)
-    async with gateway(tmp_path) as (port, catalog), Proxy(port) as proxy:
-        catalog.queries.register(SPEC, 1)
+    async with gateway(tmp_path, queries=[SPEC]) as (port, catalog), Proxy(port) as proxy:
         agent = Agent()
         frames = [frame(n, int(cuts.integers(100, 60_000))) for n in range(150)]
         async with running(uplink(proxy.port, agent)):
@@ -106,10 +109,8 @@ async def test_a_link_that_is_cut_again_and_again_loses_nothing_and_doubles_noth
             )
 
 
-async def test_a_center_that_goes_away_and_comes_back_is_found_again(tmp_path: Path) -> None:
-    agent = Agent()
-    async with gateway(tmp_path) as (port, catalog):
-        catalog.queries.register(SPEC, 1)
+async def test_a_center_that_goes_away_and_comes_back_is_found_again(tmp_path: Path, agent: Agent) -> None:
+    async with gateway(tmp_path, queries=[SPEC]) as (port, catalog):
         link = uplink(port, agent)
         task = asyncio.create_task(link.run())
         agent.make([frame(0)])
@@ -127,8 +128,7 @@ async def test_a_center_that_goes_away_and_comes_back_is_found_again(tmp_path: P
 
 
 async def test_a_frame_made_durable_while_the_link_breaks_is_sent_once_and_in_order(tmp_path: Path) -> None:
-    async with gateway(tmp_path) as (port, catalog), Proxy(port) as proxy:
-        catalog.queries.register(SPEC, 1)
+    async with gateway(tmp_path, queries=[SPEC]) as (port, catalog), Proxy(port) as proxy:
         agent = Agent()
         async with running(uplink(proxy.port, agent)):
             agent.make([frame(0)])
@@ -143,11 +143,9 @@ async def test_a_frame_made_durable_while_the_link_breaks_is_sent_once_and_in_or
         assert entries(catalog) == [0, 1, 2]
 
 
-async def test_a_link_that_drops_all_data_is_detected_and_replaced(tmp_path: Path) -> None:
+async def test_a_link_that_drops_all_data_is_detected_and_replaced(tmp_path: Path, agent: Agent) -> None:
     limits = LinkLimits(heartbeat_s=0.02, reconnect_max_s=0.02, silence_s=0.3)
-    async with gateway(tmp_path) as (port, catalog), Proxy(port) as proxy:
-        catalog.queries.register(SPEC, 1)
-        agent = Agent()
+    async with gateway(tmp_path, queries=[SPEC]) as (port, catalog), Proxy(port) as proxy:
         async with running(uplink(proxy.port, agent, limits)):
             await agent.until(lambda: agent.welcomes)
             proxy.swallow = True
@@ -160,10 +158,9 @@ async def test_a_link_that_drops_all_data_is_detected_and_replaced(tmp_path: Pat
         assert entries(catalog) == [0]
 
 
-async def test_a_clean_stop_sends_goodbye_and_receives_the_last_acknowledgements(tmp_path: Path) -> None:
+async def test_a_clean_stop_sends_goodbye_and_receives_the_last_acknowledgements(agent: Agent) -> None:
     script = ScriptedCenter()
     async with script.serve() as port:
-        agent = Agent()
         link = uplink(port, agent)
         async with running(link):
             agent.at_once = 2  # this center acknowledges nothing before the end
@@ -177,10 +174,8 @@ async def test_a_clean_stop_sends_goodbye_and_receives_the_last_acknowledgements
         assert agent.taking == 0
 
 
-async def test_after_a_clean_stop_the_center_knows_that_the_edge_is_gone(tmp_path: Path) -> None:
-    async with gateway(tmp_path) as (port, catalog):
-        catalog.queries.register(SPEC, 1)
-        agent = Agent()
+async def test_after_a_clean_stop_the_center_knows_that_the_edge_is_gone(tmp_path: Path, agent: Agent) -> None:
+    async with gateway(tmp_path, queries=[SPEC]) as (port, catalog):
         async with running(uplink(port, agent)):
             agent.make(frame(n) for n in range(200))
             await agent.until(lambda: agent.acked >= 0)
@@ -189,22 +184,18 @@ async def test_after_a_clean_stop_the_center_knows_that_the_edge_is_gone(tmp_pat
             await asyncio.sleep(0.005)
 
 
-async def test_frame_sizes_respect_the_limits_of_link_and_center(tmp_path: Path) -> None:
-    async with gateway(tmp_path, credit_bytes=100_000, max_frame_bytes=50_000) as (port, catalog):
-        catalog.queries.register(SPEC, 1)
-        agent = Agent()
+async def test_frame_sizes_respect_the_limits_of_link_and_center(tmp_path: Path, agent: Agent) -> None:
+    async with gateway(tmp_path, credit_bytes=100_000, max_frame_bytes=50_000, queries=[SPEC]) as (port, _catalog):
         async with running(uplink(port, agent)):
             agent.make(frame(n, 4_000) for n in range(100))
             await agent.until(lambda: agent.acked == 99)
         assert all(0 < capacity <= 50_000 for capacity in agent.capacities)
 
 
-async def test_a_cap_on_bandwidth_is_kept(tmp_path: Path) -> None:
+async def test_a_cap_on_bandwidth_is_kept(tmp_path: Path, agent: Agent) -> None:
     clock = [0.0]
     limits = LinkLimits(bandwidth_bytes_s=20_000, heartbeat_s=60)
-    async with gateway(tmp_path) as (port, catalog):
-        catalog.queries.register(replace(SPEC, budget=None), 1)
-        agent = Agent()
+    async with gateway(tmp_path, queries=[replace(SPEC, budget=None)]) as (port, catalog):
         async with running(uplink(port, agent, limits, monotonic=lambda: clock[0])):
             while not await asyncio.to_thread(
                 catalog.queries.statuses, MILES
@@ -218,88 +209,73 @@ async def test_a_cap_on_bandwidth_is_kept(tmp_path: Path) -> None:
         assert entries(catalog) == list(range(20))
 
 
-async def test_a_throttled_edge_waits_until_the_throttle_ends(tmp_path: Path) -> None:
-    script = ScriptedCenter()
-    async with script.serve() as port:
-        agent = Agent()
-        async with running(uplink(port, agent, SCRIPTED)):
-            script.send(pb.ToEdge(throttle=pb.Throttle(retry_after_ms=3_600_000)))
-            script.send(pb.ToEdge(budget=pb.Budget(query="miles", query_version=1, shares={"miles": 7})))
-            await agent.until(lambda: agent.shares)
-            agent.make([frame(0)])
-            await script.until_received("heartbeat", 5)
-            agent.make([frame(1)])
-            await script.until_received("heartbeat", 5)
-            # One take may have been in progress when the throttle arrived; its frame may come at any time.
-            assert len(script.frames) <= 1
-            script.send(pb.ToEdge(throttle=pb.Throttle(retry_after_ms=0)))
-            await script.until_received("frame", 1)
-            # Without an acknowledgement the edge takes the link for gone after some time, and sends nothing.
-            script.send(pb.ToEdge(ack=pb.Ack(through=0)))
-            await script.until_received("frame", 2)
+async def test_a_throttled_edge_waits_until_the_throttle_ends(agent: Agent, script: ScriptedCenter) -> None:
+    async with script.serve() as port, running(uplink(port, agent, SCRIPTED)):
+        script.send(pb.ToEdge(throttle=pb.Throttle(retry_after_ms=3_600_000)))
+        script.send(pb.ToEdge(budget=pb.Budget(query="miles", query_version=1, shares={"miles": 7})))
+        await agent.until(lambda: agent.shares)
+        agent.make([frame(0)])
+        await script.until_received("heartbeat", 5)
+        agent.make([frame(1)])
+        await script.until_received("heartbeat", 5)
+        # One take may have been in progress when the throttle arrived; its frame may come at any time.
+        assert len(script.frames) <= 1
+        script.send(pb.ToEdge(throttle=pb.Throttle(retry_after_ms=0)))
+        await script.until_received("frame", 1)
+        # Without an acknowledgement the edge takes the link for gone after some time, and sends nothing.
+        script.send(pb.ToEdge(ack=pb.Ack(through=0)))
+        await script.until_received("frame", 2)
 
 
-async def test_heartbeats_come_at_the_interval_that_the_center_asks_for(tmp_path: Path) -> None:
-    script = ScriptedCenter()
-    async with script.serve() as port:
-        agent = Agent()
-        async with running(uplink(port, agent, replace(SCRIPTED, heartbeat_s=0.01))):
-            await script.until_received("heartbeat", 3)
-            script.heartbeat_ms = 3_600_000
-            await script.until_received("heartbeat", 1)
-            await script.until_received("heartbeat", 1)  # of an interval that began before the echo
-            script.send(pb.ToEdge(budget=pb.Budget(query="miles", query_version=1, shares={"miles": 7})))
-            await agent.until(lambda: agent.shares)
-            at, until_s, n = script.heartbeats, asyncio.get_running_loop().time() + 0.2, 0
-            while asyncio.get_running_loop().time() < until_s:  # twenty of the edge's own intervals
-                agent.make([frame(n)])
-                n += 1
-                await script.until_received("frame", n)
-                script.send(pb.ToEdge(ack=pb.Ack(through=n - 1)))
-            assert script.heartbeats <= at + 1
+async def send_frames(agent: Agent, script: ScriptedCenter, seconds: float) -> None:
+    """The edge sends frames for a while, each when the frame before is acknowledged."""
+    until_s, n = asyncio.get_running_loop().time() + seconds, 0
+    while asyncio.get_running_loop().time() < until_s:
+        agent.make([frame(n)])
+        n += 1
+        await script.until_received("frame", n)
+        script.send(pb.ToEdge(ack=pb.Ack(through=n - 1)))
 
 
-async def test_an_edge_that_sends_frames_sends_fewer_heartbeats(tmp_path: Path) -> None:
-    script = ScriptedCenter()
+async def test_heartbeats_come_at_the_interval_that_the_center_asks_for(agent: Agent, script: ScriptedCenter) -> None:
+    async with script.serve() as port, running(uplink(port, agent, replace(SCRIPTED, heartbeat_s=0.01))):
+        await script.until_received("heartbeat", 3)
+        script.heartbeat_ms = 3_600_000
+        await script.until_received("heartbeat", 1)
+        await script.until_received("heartbeat", 1)  # of an interval that began before the echo
+        script.send(pb.ToEdge(budget=pb.Budget(query="miles", query_version=1, shares={"miles": 7})))
+        await agent.until(lambda: agent.shares)
+        at = script.heartbeats
+        await send_frames(agent, script, 0.2)  # twenty of the edge's own intervals
+        assert script.heartbeats <= at + 1
+
+
+async def test_an_edge_that_sends_frames_sends_fewer_heartbeats(agent: Agent, script: ScriptedCenter) -> None:
     script.heartbeat_ms = 100
-    async with script.serve() as port:
-        agent = Agent()
-        async with running(uplink(port, agent, replace(SCRIPTED, heartbeat_s=0.1))):
-            await script.until_received("heartbeat", FIRST_HEARTBEATS)
-            at, until_s, n = script.heartbeats, asyncio.get_running_loop().time() + 1.2, 0
-            while asyncio.get_running_loop().time() < until_s:  # twelve intervals
-                agent.make([frame(n)])
-                n += 1
-                await script.until_received("frame", n)
-                script.send(pb.ToEdge(ack=pb.Ack(through=n - 1)))
-            assert script.heartbeats <= at + 8
-            await script.until_received("heartbeat", 3)
+    async with script.serve() as port, running(uplink(port, agent, replace(SCRIPTED, heartbeat_s=0.1))):
+        await script.until_received("heartbeat", FIRST_HEARTBEATS)
+        at = script.heartbeats
+        await send_frames(agent, script, 1.2)  # twelve intervals
+        assert script.heartbeats <= at + 8
+        await script.until_received("heartbeat", 3)
 
 
-async def test_news_and_the_first_heartbeats_do_not_wait_for_the_interval(tmp_path: Path) -> None:
-    script = ScriptedCenter()
+async def test_news_and_the_first_heartbeats_do_not_wait_for_the_interval(agent: Agent, script: ScriptedCenter) -> None:
     script.heartbeat_ms = 4_000
-    async with script.serve() as port:
-        agent = Agent()
-        async with running(uplink(port, agent, replace(SCRIPTED, heartbeat_s=0.01))):
-            await script.until_received("heartbeat", FIRST_HEARTBEATS)
-            at, until_s, n = script.heartbeats, asyncio.get_running_loop().time() + 0.2, 0
-            while asyncio.get_running_loop().time() < until_s:  # twenty of the edge's own intervals
-                agent.make([frame(n)])
-                n += 1
-                await script.until_received("frame", n)
-                script.send(pb.ToEdge(ack=pb.Ack(through=n - 1)))
-            assert script.heartbeats <= at + 1
-            agent.news = True
-            await script.until_received("heartbeat", 3)
+    async with script.serve() as port, running(uplink(port, agent, replace(SCRIPTED, heartbeat_s=0.01))):
+        await script.until_received("heartbeat", FIRST_HEARTBEATS)
+        at = script.heartbeats
+        await send_frames(agent, script, 0.2)  # twenty of the edge's own intervals
+        assert script.heartbeats <= at + 1
+        agent.news = True
+        await script.until_received("heartbeat", 3)
 
 
-async def test_all_messages_of_a_session_are_one_stream_if_the_center_permits_it(tmp_path: Path) -> None:
+async def test_all_messages_of_a_session_are_one_stream_if_the_center_permits_it(agent: Agent) -> None:
     """Also large ones, which are compressed in a thread. A body that is too large for a message stays compressed."""
     script = ScriptedCenter()
     script.window_log = 20
     async with script.serve() as port:
-        agent = Agent()
         sizes = [200, 200, 300_000, 200, script.max_frame_bytes * 9 // 10, 200]
         sent = [frame(n, size) for n, size in enumerate(sizes)]
         assert sent[4].raw_bytes > script.max_frame_bytes > len(sent[4].body)
@@ -319,12 +295,10 @@ async def test_all_messages_of_a_session_are_one_stream_if_the_center_permits_it
 
 @pytest.mark.parametrize("permitted", [0, 20])
 async def test_the_edge_learns_how_small_its_frames_become_and_asks_for_larger_ones(
-    tmp_path: Path, permitted: int
+    tmp_path: Path, permitted: int, agent: Agent, script: ScriptedCenter
 ) -> None:
-    script = ScriptedCenter()
     script.window_log = permitted
     async with script.serve() as port:
-        agent = Agent()
         body = frame(0, 30_000).unpack()
         agent.make(Frame.pack(n, MILES, body) for n in range(20))
         async with running(uplink(port, agent, SCRIPTED)):
@@ -335,8 +309,7 @@ async def test_the_edge_learns_how_small_its_frames_become_and_asks_for_larger_o
         assert (agent.forecast().packed_fraction < 0.2) == bool(permitted)
 
 
-async def test_a_refused_edge_comes_again_when_the_center_says(tmp_path: Path) -> None:
-    script = ScriptedCenter()
+async def test_a_refused_edge_comes_again_when_the_center_says(script: ScriptedCenter) -> None:
     script.refusals = 1
     async with script.serve() as port:
         agent, began_s = Agent(), asyncio.get_running_loop().time()
@@ -346,21 +319,17 @@ async def test_a_refused_edge_comes_again_when_the_center_says(tmp_path: Path) -
         assert asyncio.get_running_loop().time() - began_s >= 1.0
 
 
-async def test_an_acknowledgement_of_an_unsent_frame_ends_the_session(tmp_path: Path) -> None:
-    script = ScriptedCenter()
-    async with script.serve() as port:
-        agent = Agent()
-        async with running(uplink(port, agent, SCRIPTED)):
-            await agent.until(lambda: agent.welcomes)
-            script.send(pb.ToEdge(ack=pb.Ack(through=12)))
-            await agent.until(lambda: len(agent.welcomes) == 2)
-            assert agent.acked == -1
+async def test_an_acknowledgement_of_an_unsent_frame_ends_the_session(agent: Agent, script: ScriptedCenter) -> None:
+    async with script.serve() as port, running(uplink(port, agent, SCRIPTED)):
+        await agent.until(lambda: agent.welcomes)
+        script.send(pb.ToEdge(ack=pb.Ack(through=12)))
+        await agent.until(lambda: len(agent.welcomes) == 2)
+        assert agent.acked == -1
 
 
-async def test_a_query_that_this_release_cannot_read_is_refused_and_the_others_go_on(tmp_path: Path) -> None:
+async def test_a_query_that_this_release_cannot_read_is_refused_and_the_others_go_on(agent: Agent) -> None:
     script = ScriptedCenter()
     async with script.serve() as port:
-        agent = Agent()
         async with running(uplink(port, agent, SCRIPTED)):
             text = '{"name": "miles", "from": "flights", "measures": {"m": "sum(x)"}, "window": {"tumbling": "1s"}}'
             strange = text.replace("sum(x)", "oracle(x)").replace("miles", "future")
@@ -377,7 +346,7 @@ async def test_a_query_that_this_release_cannot_read_is_refused_and_the_others_g
         assert "oracle" in statuses["future"].message
 
 
-async def test_queries_have_the_rows_of_their_tables_also_after_a_new_session(tmp_path: Path) -> None:
+async def test_queries_have_the_rows_of_their_tables_also_after_a_new_session(agent: Agent) -> None:
     rows = encode_rows(pa.table({"carrier": ["UA"], "name": ["United"]}))
     asked = {**SPEC.to_mapping(), "lookup": {"names": {"key": "carrier", "columns": {"name": "string"}, "version": 1}}}
     table, digest = pb.ToEdge(table=pb.Table(rows=pack_rows(rows))), digest_of(pack_rows(rows))
@@ -390,7 +359,6 @@ async def test_queries_have_the_rows_of_their_tables_also_after_a_new_session(tm
     def given() -> dict[str, str]:
         return {ref.name: spec.lookups[0].rows for ref, spec in agent.queries}
 
-    agent = Agent()
     for further in ("more", "most"):
         script = ScriptedCenter()
         async with script.serve() as port, running(uplink(port, agent, SCRIPTED)):
@@ -429,19 +397,16 @@ def shipped(message: pb.FromEdge) -> bool:
     return message.WhichOneof("message") in ("frame", "frames")
 
 
-async def test_a_gap_in_the_frame_numbers_is_an_error(tmp_path: Path) -> None:
-    async with gateway(tmp_path) as (port, catalog):
-        catalog.queries.register(SPEC, 1)
-        agent = Agent()
+async def test_a_gap_in_the_frame_numbers_is_an_error(tmp_path: Path, agent: Agent) -> None:
+    async with gateway(tmp_path, queries=[SPEC]) as (port, _catalog):
         link = uplink(port, agent)
         agent.make([frame(0), frame(2)])
         with pytest.raises(RuntimeError, match="frame 2 follows 0"):
             await link.run()
 
 
-async def test_a_wrong_token_is_tried_again_until_it_is_right(tmp_path: Path) -> None:
+async def test_a_wrong_token_is_tried_again_until_it_is_right(tmp_path: Path, agent: Agent) -> None:
     async with gateway(tmp_path, tokens={"jfk": EdgeAccess.model_validate({"tokens": ["secret"]})}) as (port, _catalog):
-        agent = Agent()
         async with running(uplink(port, agent, token=SecretStr("wrong"))) as task:
             while "unknown credential" not in str(await refusals(port, "wrong")):
                 pass
@@ -495,8 +460,7 @@ async def test_only_the_configuration_names_a_proxy(tmp_path: Path, monkeypatch:
 
         await asyncio.gather(pump(reader, outer), pump(inner, writer), return_exceptions=True)
 
-    async with gateway(tmp_path) as (port, catalog):
-        catalog.queries.register(SPEC, 1)
+    async with gateway(tmp_path, queries=[SPEC]) as (port, _catalog):
         agent = Agent()
         async with running(uplink(port, agent)):
             agent.make(frame(n) for n in range(5))
@@ -520,8 +484,7 @@ async def test_mutual_tls_authenticates_the_edge(tmp_path: Path, certificates: P
     c = certificates
     server = ServerTls(cert=c / "localhost.pem", key=c / "localhost.key", client_ca=c / "ca.pem")
     client = TlsFiles(c / "ca.pem", c / "jfk.pem", c / "jfk.key")
-    async with gateway(tmp_path, tls=server) as (port, catalog):
-        catalog.queries.register(SPEC, 1)
+    async with gateway(tmp_path, tls=server, queries=[SPEC]) as (port, catalog):
         agent, impostor = Agent("jfk"), Agent("lga")
         async with running(uplink(port, impostor, tls=client)), running(uplink(port, agent, tls=client)):
             agent.make([frame(0)])

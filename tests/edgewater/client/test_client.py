@@ -65,8 +65,7 @@ def test_tables_are_put_from_files_and_rows_and_read_and_deleted(desk, tmp_path)
             center.delete_table("names")
 
 
-def test_a_refusal_names_the_field_the_value_and_what_would_be_right(two_hours):
-    desk, _ = two_hours
+def test_a_refusal_names_the_field_the_value_and_what_would_be_right(desk, two_hours):
     with desk.served() as url, Center(url) as center:
         with pytest.raises(InvalidQuery) as caught:
             center.register({**SPEC, "name": "x", "window": {"tumbling": "soon"}})
@@ -90,8 +89,7 @@ def test_a_refusal_names_the_field_the_value_and_what_would_be_right(two_hours):
             query.window(START).explain("miels")
 
 
-def test_an_answer_is_explained_and_a_registration_tried(two_hours):
-    desk, _ = two_hours
+def test_an_answer_is_explained_and_a_registration_tried(desk, two_hours):
     with desk.served() as url, Center(url) as center:
         answer = center.query("flights").window(START)
         explained = answer.explain("miles", {"carrier": "UA"})
@@ -105,8 +103,7 @@ def test_an_answer_is_explained_and_a_registration_tried(two_hours):
         assert [(q.name, q.version) for q in center.queries()] == [("flights", 1)]
 
 
-def test_an_answer_has_intervals_by_measure_and_group(two_hours):
-    desk, _ = two_hours
+def test_an_answer_has_intervals_by_measure_and_group(desk, two_hours):
     with desk.served() as url, Center(url) as center:
         query = center.query("flights")
         answer = query.window(START)
@@ -133,8 +130,7 @@ def test_an_answer_has_intervals_by_measure_and_group(two_hours):
 def test_windows_are_one_table_over_all_pages(two_hours, monkeypatch):
     desk, query = two_hours
     for hour in range(2, 5):
-        for edge in ("jfk", "lga"):
-            desk.report(query, edge, T0 + hour * HOUR, {"UA": hour})
+        desk.report_both(query, T0 + hour * HOUR, {"UA": hour})
     monkeypatch.setattr("edgewater.client.requests.PAGE", 2)
     with desk.served() as url, Center(url) as center:
         answers = center.query("flights").windows(START, T0 + 4 * HOUR)
@@ -156,8 +152,7 @@ def test_windows_are_one_table_over_all_pages(two_hours, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("windows", [200, *at_night(1000)])  # the next test has the sizes of pages
 def test_a_range_of_many_rows_is_a_table_within_a_time_out_that_is_short_for_all_of_them(desk, windows):
-    desk.connect("jfk")
-    query = desk.register(measures={"n": "count()", "delay": "quantiles(dep_delay)"}, lateness="0s")
+    query = desk.register_over("jfk", measures={"n": "count()", "delay": "quantiles(dep_delay)"}, lateness="0s")
     desk.report(query, "jfk", T0, {f"C{i}": 3 for i in range(28)})
     desk.repeat(query, windows)
     with desk.served() as url, Center(url, timeout=4 if windows == 1000 else 30) as center:
@@ -211,8 +206,7 @@ def test_names_that_the_describing_columns_have_may_be_groups_and_measures(desk)
 
 
 def test_an_answer_without_groups_and_an_early_one_have_unknown_bounds(desk):
-    desk.connect("jfk", "lga")
-    query = desk.register(group_by=[], budget={"staleness": "2s"}, measures={"n": "count()"})
+    query = desk.register_over("jfk", "lga", group_by=[], budget={"staleness": "2s"}, measures={"n": "count()"})
     with desk.served() as url, Center(url) as center:
         with pytest.raises(NotFound):
             center.query("flights").latest()
@@ -226,8 +220,7 @@ def test_a_window_is_waited_for_until_it_has_the_phase(two_hours):
     third = T0 + 2 * HOUR
 
     def report() -> None:
-        for edge in ("jfk", "lga"):
-            desk.report(query, edge, third, {"UA": 1})
+        desk.report_both(query, third, {"UA": 1})
 
     with desk.served() as url, Center(url) as center:
         timer = threading.Timer(0.3, report)
@@ -242,8 +235,7 @@ def test_a_window_is_waited_for_until_it_has_the_phase(two_hours):
 
 
 @pytest.mark.slow
-def test_a_query_and_the_lists_of_the_center_are_read_until_it_is_deleted(two_hours):
-    desk, _ = two_hours
+def test_a_query_and_the_lists_of_the_center_are_read_until_it_is_deleted(desk, two_hours):
     with desk.served() as url, Center(url) as center:
         query = center.register(SPEC)
         assert query.latest()["n"]["DL"] == 4
@@ -294,10 +286,9 @@ def test_an_address_that_is_none_is_refused(url):
         Center(url)
 
 
-def test_a_proxy_is_taken_from_no_variable_but_the_one_of_the_client(two_hours, monkeypatch) -> None:
+def test_a_proxy_is_taken_from_no_variable_but_the_one_of_the_client(desk, two_hours, monkeypatch) -> None:
     for name in ("http_proxy", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    desk, _ = two_hours
     with desk.served() as url:
         with Center(url) as center:
             assert [query.name for query in center.queries()] == ["flights"]
@@ -358,8 +349,7 @@ class _file_server:  # noqa: N801
         self._server.server_close()
 
 
-def test_over_tls_the_certificate_authority_is_an_argument(two_hours, tmp_path, monkeypatch):
-    desk, _ = two_hours
+def test_over_tls_the_certificate_authority_is_an_argument(desk, two_hours, tmp_path, monkeypatch):
     monkeypatch.delenv("EDGEWATER_CA", raising=False)
     make_certificates(tmp_path, {"center": "IP:127.0.0.1"})
     tls = {"cert": str(tmp_path / "center.pem"), "key": str(tmp_path / "center.key")}
@@ -375,8 +365,7 @@ def test_over_tls_the_certificate_authority_is_an_argument(two_hours, tmp_path, 
 @pytest.mark.slow
 def test_windows_are_read_over_the_border_of_two_versions(desk):
     desk.now = T0
-    desk.connect("jfk")
-    desk.register(lateness="0s")
+    desk.register_over("jfk", lateness="0s")
     with desk.served() as url, Center(url) as center:
         spec = {**SPEC, "group_by": [], "measures": {"n": "count()"}, "lateness": "0s"}
         query = center.put(spec, at=T0 + HOUR, version=1)

@@ -131,8 +131,7 @@ def test_a_query_is_changed_by_file_and_in_an_editor(desk, run, tmp_path, monkey
 @pytest.mark.slow
 def test_answers_are_shown_and_followed_without_control_characters(two_hours, run):
     desk, query = two_hours
-    for edge in ("jfk", "lga"):
-        desk.report(query, edge, T0 + 2 * HOUR, {"\x1b[2Jred": 2})
+    desk.report_both(query, T0 + 2 * HOUR, {"\x1b[2Jred": 2})
     with desk.served() as url:
         shown = run(url, "query", "show", "flights", "--measure", "n").stdout
         assert "\x1b" not in shown
@@ -154,8 +153,7 @@ def test_answers_are_shown_and_followed_without_control_characters(two_hours, ru
 
 
 def test_the_total_of_all_groups_is_shown_with_what_is_in_no_group(desk, run):
-    desk.connect("jfk")
-    query = desk.register(measures={"n": "count()"}, budget={"error": {"n": 4}})
+    query = desk.register_over("jfk", measures={"n": "count()"}, budget={"error": {"n": 4}})
     desk.report(query, "jfk", T0, {"UA": 3}, withheld=(Withheld("n", 1.0, 0.0, 1, rest=Rest(1)),))
     with desk.served() as url:
         shown = run(url, "query", "show", "flights").stdout
@@ -164,8 +162,7 @@ def test_the_total_of_all_groups_is_shown_with_what_is_in_no_group(desk, run):
 
 
 @pytest.mark.slow
-def test_edges_and_streams_are_listed(two_hours, run):
-    desk, _ = two_hours
+def test_edges_and_streams_are_listed(desk, two_hours, run):
     desk.beat("jfk", T0 + HOUR, late=3)
     with desk.served() as url:
         assert {e["edge"] for e in said(run(url, "edges", "--json"))["edges"]} == {"jfk", "lga"}
@@ -195,8 +192,7 @@ def test_top_fills_the_screen_again_and_again_also_while_the_center_is_away_unti
         screens.append(written.getvalue())
         written.truncate(written.seek(0))
         if len(screens) == 1:
-            for edge in ("jfk", "lga"):
-                desk.report(query, edge, T0 + 2 * HOUR, {"UA": 2})
+            desk.report_both(query, T0 + 2 * HOUR, {"UA": 2})
         elif len(screens) == 2:
             served.close()
         else:
@@ -213,8 +209,7 @@ def test_top_fills_the_screen_again_and_again_also_while_the_center_is_away_unti
 
 
 @pytest.mark.slow
-def test_top_shows_queries_edges_and_alarms(two_hours, run):
-    desk, _ = two_hours
+def test_top_shows_queries_edges_and_alarms(desk, two_hours, run):
     desk.register(name="waiting")
     with desk.served() as url:
         state = said(run(url, "top", "--json"))
@@ -230,8 +225,7 @@ def test_top_shows_queries_edges_and_alarms(two_hours, run):
 
 
 @pytest.mark.slow
-def test_wrong_names_addresses_and_tokens_are_errors_in_a_line(two_hours, run):
-    desk, _ = two_hours
+def test_wrong_names_addresses_and_tokens_are_errors_in_a_line(desk, two_hours, run):
     with desk.served(principals={"reader": {"token": "right", "role": "reader"}}) as url:
         token = {"EDGEWATER_TOKEN": "right"}
         for arguments, code, message in (

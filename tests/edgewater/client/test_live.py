@@ -40,8 +40,7 @@ def test_a_live_stream_gives_the_latest_answer_then_progress_then_what_is_given(
         assert (first.start.hour, first["n"]["DL"] == 4, first.measures) == (1, True, ["n"])
         assert isinstance(progress, Progress)
         assert progress.edges["jfk"]["state"] == "up"
-        for edge in ("jfk", "lga"):
-            desk.report(query, edge, T0 + 2 * HOUR, {"UA": 1})
+        desk.report_both(query, T0 + 2 * HOUR, {"UA": 1})
         assert {a.start.hour for a in answers(events, 2)} == {1, 2}
 
 
@@ -57,8 +56,7 @@ def test_it_resumes_after_the_last_answer_when_the_center_has_restarted(two_hour
         assert answers(events, 1)[0].start.hour == 1
         served.__exit__(None, None, None)
         for hour in (2, 3):
-            for edge in ("jfk", "lga"):
-                desk.report(query, edge, T0 + hour * HOUR, {"UA": 1})
+            desk.report_both(query, T0 + hour * HOUR, {"UA": 1})
         with desk.served(address=address, progress="100ms"):
             # The newest revision of each window: 1 and 2 are final by now, 3 is complete.
             seen = answers(events, 3)
@@ -68,16 +66,14 @@ def test_it_resumes_after_the_last_answer_when_the_center_has_restarted(two_hour
                 list(events)
 
 
-def test_a_client_with_the_answers_of_another_store_gets_a_gap(two_hours):
-    desk, _ = two_hours
+def test_a_client_with_the_answers_of_another_store_gets_a_gap(desk, two_hours):
     with desk.served() as url, Center(url) as center:
         gap = next(center.query("flights").live(after=999_999))
         assert isinstance(gap, Gap)
         assert gap.after == 999_999
 
 
-def test_a_stream_ends_when_its_query_is_deleted(two_hours, monkeypatch):
-    desk, _ = two_hours
+def test_a_stream_ends_when_its_query_is_deleted(desk, two_hours, monkeypatch):
     monkeypatch.setattr("edgewater.client.connection.RECONNECT", lambda state: 0.02)
     kinds: list[type] = []
     with desk.served(progress="100ms") as url, Center(url) as center:
@@ -91,8 +87,7 @@ def test_a_stream_ends_when_its_query_is_deleted(two_hours, monkeypatch):
 
 
 @pytest.mark.slow
-def test_several_queries_share_a_connection_until_one_of_them_is_deleted(two_hours, monkeypatch):
-    desk, _ = two_hours
+def test_several_queries_share_a_connection_until_one_of_them_is_deleted(desk, two_hours, monkeypatch):
     monkeypatch.setattr("edgewater.client.connection.RECONNECT", lambda state: 0.02)
     other = desk.register(name="other", measures={"flights": "count()"}, edges=["jfk"])
     desk.report(other, "jfk", T0, {"UA": 2})
@@ -112,8 +107,7 @@ def test_several_queries_share_a_connection_until_one_of_them_is_deleted(two_hou
 
 
 def test_a_summary_has_some_groups_and_their_number(desk):
-    desk.connect("jfk")
-    query = desk.register(measures=EVERY_KIND, lateness="5h")
+    query = desk.register_over("jfk", measures=EVERY_KIND, lateness="5h")
     desk.report(query, "jfk", T0, {"UA": 30, "AA": 1, "DL": 2})
     with desk.served() as url, Center(url) as center:
         for stream in (center.query("flights").live(summary=True), center.live("flights", summary=True)):
@@ -122,8 +116,7 @@ def test_a_summary_has_some_groups_and_their_number(desk):
 
 
 def test_a_live_answer_has_the_columns_and_values_that_the_arrow_form_has(desk):
-    desk.connect("jfk")
-    query = desk.register(measures=EVERY_KIND, lateness="0s")
+    query = desk.register_over("jfk", measures=EVERY_KIND, lateness="0s")
     desk.report(query, "jfk", T0, {"UA": 30, "AA": 1, "DL": 2})
     questions: dict[str, Any] = {"rank": [3], "range": ["0:5"], "item": ["UA"]}
     with desk.served() as url, Center(url) as center:
