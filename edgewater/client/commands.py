@@ -70,7 +70,8 @@ def _meant(center: Center, missing: str) -> str:
         return ""
     kind = {"query": "queries"}.get(named[1], f"{named[1]}s")
     with contextlib.suppress(EdgewaterError):  # a list may need another role
-        return did_you_mean(named[2], [each.get("name") or each["edge"] for each in center.get(f"/v1/{kind}")[kind]])
+        names = [each.get("name") or each["edge"] for each in center.get(f"/v1/{kind}")[kind]]
+        return "" if named[2] in names else did_you_mean(named[2], names)
     return ""
 
 

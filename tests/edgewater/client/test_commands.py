@@ -231,6 +231,7 @@ def test_wrong_names_addresses_and_tokens_are_errors_in_a_line(desk, two_hours, 
         for arguments, code, message in (
             (("query", "show", "nope"), 1, "query nope is not registered"),
             (("query", "show", "fligths"), 1, "is not registered, did you mean flights?"),
+            (("query", "explain", "flights", "2001-01-01T00:00:00Z"), 1, "has an answer\n"),
             (("query", "show", "flights", "--measure", "q"), 2, "expected one of n, miles, delay"),
             (("query", "show", "flights", "--group", "xx"), 2, "column:value"),
             (("query", "tail", "nope"), 1, "nope is not registered"),
