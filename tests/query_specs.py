@@ -1,4 +1,4 @@
-"""Queries of which a test says what matters to it."""
+"""Makes queries for tests. A test names only the parts that it needs; the other parts are usual ones."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """How often the early answer of an extreme has both bounds, and contains the extreme of all records:
 `python -m bench.early_answers.extremes [--function max] [--delays lognormal] [--windows 420] [--seed 12]`.
 
-Three edges of 600 records/s, windows of 1 s, lognormal values. The delays `dependent` are lognormal, and those of the
-greatest fiftieth of the values are four times as long.
+Three edges have 600 records/s each. Windows are 1 s long, and values are lognormal. With `--delays dependent`, delays
+are lognormal, and the records with the greatest fiftieth of the values have delays four times as long.
 """
 
 from __future__ import annotations
@@ -59,12 +59,20 @@ class ExtremesWorkload:
 
 @dataclass(slots=True)
 class Tally:
-    """Numbers of windows, and the waits of the answers with both bounds."""
+    """What the first answers of all windows were.
+
+    Attributes:
+        windows: number of windows.
+        early: number of windows that were answered before all records had arrived.
+        stated: number of early answers with both bounds.
+        contained: number of these answers whose bounds contain the extreme of all records.
+        waited_ms: sum of the times from the windows' ends until these answers.
+    """
 
     windows: int = 0
     early: int = 0
     stated: int = 0
-    held: int = 0
+    contained: int = 0
     waited_ms: int = 0
 
     def add(self, emission: Emission, prediction: Prediction | None, truth: float) -> None:
@@ -74,7 +82,7 @@ class Tally:
         self.early += 1
         if prediction.bounded and np.isfinite([prediction.lower, prediction.upper]).all():
             self.stated += 1
-            self.held += prediction.lower <= truth <= prediction.upper
+            self.contained += prediction.lower <= truth <= prediction.upper
             self.waited_ms += emission.answered_at_ms - emission.window_end_ms
 
 
@@ -102,9 +110,9 @@ def main(function: MeasureKind, delays: str, windows: int, seed: int) -> None:
     """Measure the early answers of an extreme."""
     simulation = ExtremesSimulation(ExtremesWorkload(delays, windows, seed), function)
     simulation.run()
-    told = simulation.tally
-    click.echo(f"{function}, {delays}: {told.windows} windows, {told.early} early, {told.stated} with both bounds")
-    click.echo(f"of these, {told.held} held; mean wait {told.waited_ms / max(told.stated, 1):.0f} ms")
+    tally = simulation.tally
+    click.echo(f"{function}, {delays}: {tally.windows} windows, {tally.early} early, {tally.stated} with both bounds")
+    click.echo(f"of these, {tally.contained} held; mean wait {tally.waited_ms / max(tally.stated, 1):.0f} ms")
 
 
 if __name__ == "__main__":

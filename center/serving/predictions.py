@@ -90,11 +90,11 @@ class RecordsOut:
         if accuracy is None or predicted is None or not predicted.of_records:
             return None
         count, missing, own = record_count(spec), {}, {}
+        counted = None if count is None else stacks[count.name].query()
+        upper = _columns(predicted, groups, max(map(len, stacks.values()), default=0))[2]
         for measure in (m for m in spec.measures if m.name in accuracy.measures and m.name in stacks):
-            stack = stacks[measure.name]
             # Without a count of all records, the synopsis has the number of its values. It is not larger.
-            merged = stack.query(Count()) if count is None else stacks[count.name].query()
-            upper = _columns(predicted, groups, len(stack))[2]
+            merged = stacks[measure.name].query(Count()) if counted is None else counted
             exceeds = merged.value > upper * (1 + _ROUNDING)
             missing[measure.name] = np.where(exceeds, np.inf, np.maximum(upper - merged.value, 0.0))
             own[measure.name] = split_confidence(measure, accuracy.confidence)[1]
@@ -130,7 +130,7 @@ class SynopsisAccuracy:
 
     Attributes:
         functions: the function of each measure of the accuracy.
-        records: float64 per row, the merged records; None without a count() in the query. A sample only estimates them.
+        records: float64 per row, the merged records, which a sample only estimates; None if no measure is a sample.
         worst: by measure, the largest error of a value; infinite: a value has lost a bound.
     """
 
@@ -145,10 +145,11 @@ class SynopsisAccuracy:
         Args:
             stacks: the rows' merged data by measure.
         """
-        accuracy, count = spec.accuracy, record_count(spec)
+        accuracy = spec.accuracy
         if accuracy is None or accuracy.kind != "records":
             return None
         functions = {m.name: m.function.name for m in spec.measures if m.name in accuracy.measures}
+        count = record_count(spec) if any(function in SAMPLES for function in functions.values()) else None
         return cls(functions, None if count is None else stacks[count.name].query().value)
 
     def note(
@@ -165,7 +166,7 @@ class SynopsisAccuracy:
         promised = ~np.isnan(missing[at]) & np.isfinite(before.value)
         if not promised.any():
             return
-        value, lower, upper = (getattr(widened, name)[promised] for name in ("value", "lower", "upper"))
+        value, lower, upper = (part[promised] for part in (widened.value, widened.lower, widened.upper))
         lost = np.isfinite(before.lower[promised]) & np.isnan(lower)
         lost |= np.isfinite(before.upper[promised]) & np.isnan(upper)
         if self.functions[name] in SAMPLES:  # the accuracy is about the records that the sample lacks

@@ -237,7 +237,8 @@ def _range(value: object, measure: Measure) -> tuple[float, float] | None:
 
 def _measures(named: object, measures: Sequence[Measure]) -> list[Measure]:
     """Returns the measures that an accuracy names: one measure, or several synopses."""
-    names, accepted = [m.name for m in measures], f"one of the measures {', '.join(m.name for m in measures)}"
+    names = [m.name for m in measures]
+    accepted = f"one of the measures {', '.join(names)}"
     if named is None:
         if len(measures) != 1:
             reason = "the query has several" if measures else "the query has none with a name"
@@ -245,10 +246,11 @@ def _measures(named: object, measures: Sequence[Measure]) -> list[Measure]:
         return [measures[0]]
     chosen: list[Measure] = []
     for name in named if isinstance(named, list) and named else [named]:
-        found = next((m for m in measures if m.name == name), None)
-        if found is None:
+        measure = next((m for m in measures if m.name == name), None)
+        if measure is None:
             raise InvalidQuery("accuracy.measure", name, accepted, f"unknown measure{did_you_mean(name, names)}")
-        chosen += [] if found in chosen else [found]
+        if measure not in chosen:
+            chosen.append(measure)
     values = [m.name for m in chosen if m.function.name not in EARLY_SYNOPSES]
     if len(chosen) > 1 and values:
         reason = f"edges report the values of one measure by delay, and {values[0]} needs its values"

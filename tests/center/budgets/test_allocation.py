@@ -20,7 +20,7 @@ E = 1000.0
 
 
 def calm_world(drifts: dict[str, float], *policy: AllocationPolicy) -> ShareWorld:
-    """Edges of these drifts, each of which has the share that it is to have."""
+    """Returns a world of edges with these drifts, after its network has delivered everything for some rounds."""
     world = ShareWorld(E, drifts, *policy)
     world.calm()
     return world

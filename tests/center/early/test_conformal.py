@@ -51,10 +51,10 @@ def test_for_all_groups_simultaneously_the_largest_error_of_each_window_counts()
 
 def test_an_extreme_is_stated_only_after_enough_windows_have_kept_theirs() -> None:
     result = ConformalRecord(0.95, None, of_extremes=True)
-    told = []
+    is_stated = []
     for start_ms in range(60):
-        told.append(result.widening == 1.0)
+        is_stated.append(result.widening == 1.0)
         result.add(start_ms, [10.0 if start_ms in (30, 32) else 0.0], result.widening)
-    assert not any(told[:20]) and all(told[20:31]), "twenty windows, each of which allows a twentieth of a miss"
-    assert not any(told[31:50]), "a miss, and soon another one"
+    assert not any(is_stated[:20]) and all(is_stated[20:31]), "each of twenty windows allows a twentieth of a miss"
+    assert not any(is_stated[31:50]), "a miss, and soon another one"
     assert ConformalRecord(0.95, None).widening == 1.0, "an interval of another measure needs no such record"

@@ -116,12 +116,12 @@ def test_intervals_of_early_answers_contain_the_values_of_all_records(measure: s
 def test_several_synopses_share_an_accuracy_and_each_interval_contains_the_value_of_all_records() -> None:
     """A histogram, frequencies, a sample, a quantile and distinct, in one query."""
     windows, bounds = 24, (2.0, 14.0)
-    kept = {
+    measures = {
         "buckets": "equi_width(x, 0, 40, 8)", "items": "count_min(k, width=1024)", "drawn": "reservoir(x, 400)",
         "p90": "quantile(x, 0.9)", "values": "distinct(x)", "n": "count()",
     }  # fmt: skip
-    promised = [name for name in kept if name != "n"]
-    world = run("p90", windows=windows, measures=kept, accuracy={"measure": promised})
+    promised = [name for name in measures if name != "n"]
+    world = run("p90", windows=windows, measures=measures, accuracy={"measure": promised})
     answers, held = early_answers(world), Counter[str]()
     assert len(answers) >= windows - 5
     for emission, answer in answers:
