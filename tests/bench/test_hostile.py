@@ -36,6 +36,7 @@ FAULTS: dict[str, tuple[Callable[[bytes], object], str | None]] = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_are_found_and_written(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -146,7 +146,7 @@ def test_the_lock_is_one_resolution_and_has_every_direct_dependency(root: Path) 
     assert named | {re.match(r"[A-Za-z0-9._-]+", d)[0].lower() for d in extras} <= locked("center").keys()  # type: ignore[index]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_wheel_of_what_the_edge_image_copies_holds_the_agent_and_asks_for_no_spark(
     root: Path, tmp_path: Path
 ) -> None:
@@ -167,7 +167,7 @@ def test_a_wheel_of_what_the_edge_image_copies_holds_the_agent_and_asks_for_no_s
     assert not [r for r in required if r.lower().startswith(NOT_ON_AN_EDGE)]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_agent_can_be_imported_where_nothing_of_the_center_is_installed() -> None:
     program = (
         "import sys\n"

@@ -200,6 +200,7 @@ def test_an_edge_that_is_killed_twice_and_a_link_that_is_cut_for_ten_seconds_los
         link.close()
 
 
+@pytest.mark.nightly
 def test_parts_of_the_center_that_are_killed_in_turn_lose_and_repeat_nothing(system: Demo, flights: pa.Table) -> None:
     scenario = Scenario(system, flights, "parts")
     scenario.start()

@@ -40,6 +40,7 @@ def synced(agent: AgentProcess, kind: str) -> int:
     return sum(KIND_NAMES[r.kind] == kind for p in paths for r in journal.scan(p.read_bytes()).records)
 
 
+@pytest.mark.nightly
 def test_records_of_stdin_are_synced_soon_and_each_restart_states_what_may_be_lost(agent_of: Start) -> None:
     agent = agent_of({"stdin": {}})
     for n in range(2):
@@ -55,6 +56,7 @@ def test_records_of_stdin_are_synced_soon_and_each_restart_states_what_may_be_lo
     assert all(loss.to_ms is not None for loss in losses), "windows after the restart are complete"
 
 
+@pytest.mark.nightly
 def test_a_restart_after_the_end_of_stdin_has_lost_nothing(agent_of: Start) -> None:
     agent = agent_of({"stdin": {}})
     agent.write(lines(0, 10))
@@ -64,6 +66,7 @@ def test_a_restart_after_the_end_of_stdin_has_lost_nothing(agent_of: Start) -> N
     assert agent.recovered() == (10, [])
 
 
+@pytest.mark.nightly
 def test_a_journal_that_needs_a_file_that_is_gone_is_recovered_without_it(agent_of: Start, tmp_path: Path) -> None:
     gone, kept = tmp_path / "gone.ndjson", tmp_path / "kept.ndjson"
     gone.write_text(lines(0, 500))
@@ -100,6 +103,7 @@ def compressed(path: Path) -> None:
     path.unlink()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("style", [*at_night("renamed"), "compressed", "copied"])
 def test_a_file_that_was_rotated_after_it_was_read_is_read_again_by_a_recovery(
     agent_of: Start, tmp_path: Path, style: str
@@ -126,6 +130,7 @@ def test_a_file_that_was_rotated_after_it_was_read_is_read_again_by_a_recovery(
     assert agent.recovered()[0] in (501, 601), "each once, whether the rest was synced or not"
 
 
+@pytest.mark.nightly
 def test_a_file_that_is_deleted_after_it_was_read_is_not_needed_for_long(agent_of: Start, tmp_path: Path) -> None:
     agent = agent_of(follow(tmp_path))
     log = logged(agent, "app.log", lines(0, 500))

@@ -41,6 +41,7 @@ def edit(agent: AgentProcess, **changes: Any) -> None:
     path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **changes}))
 
 
+@pytest.mark.nightly
 def test_reloads_during_pushes_and_file_reading_lose_double_and_refuse_no_record(
     agent: AgentProcess, tmp_path: Path
 ) -> None:
@@ -117,6 +118,7 @@ def test_a_file_that_cannot_be_used_changes_nothing_and_is_stated(agent: AgentPr
         agent.until(lambda: (agent.metrics() or {}).get("edgewater_edge_configuration_failed") == 0)
 
 
+@pytest.mark.nightly
 def test_a_fault_that_shows_only_in_the_new_program_brings_the_previous_configuration_back(tmp_path: Path) -> None:
     agent = AgentProcess(tmp_path, [{"http": {}}])
     try:

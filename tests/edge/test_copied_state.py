@@ -115,6 +115,7 @@ async def agents(center: Center, *directories: Path) -> AsyncIterator[list[EdgeP
             await agent.stop()
 
 
+@pytest.mark.nightly
 @with_center(QUERY)
 async def test_an_older_copy_that_is_restored_is_a_new_incarnation_with_a_stated_loss(
     center: Center, tmp_path: Path
@@ -165,6 +166,7 @@ async def test_accepted_records_that_a_restored_copy_lacks_are_noticed_though_no
         assert "edge-state-behind" in alarms(center)
 
 
+@pytest.mark.nightly
 @with_center(QUERY)
 async def test_two_agents_on_copies_of_one_state_are_two_incarnations_and_nothing_is_acknowledged_unseen(
     center: Center, tmp_path: Path

@@ -161,6 +161,7 @@ async def started(agent: Agent) -> asyncio.Task[None]:
     return task
 
 
+@pytest.mark.nightly
 @with_center()
 async def test_records_are_committed_once_they_are_on_disk_and_count_once_through_crashes(
     center: Center, tmp_path: Path

@@ -21,7 +21,7 @@ def test_every_statement_is_true() -> None:
     assert not false, "\n".join(false)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_seed_replays() -> None:
     """The same seed gives the same events, faults and answers."""
     lines: list[list[str]] = []
@@ -35,7 +35,7 @@ def test_a_seed_replays() -> None:
     assert len(lines[0]) > 20
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_an_old_row_of_a_killed_gateway_is_no_falsehood() -> None:
     """The edge of the new gateway is silent, and the catalog's other row names a gateway that was killed."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from bench.compare.__main__ import main
 
 
+@pytest.mark.nightly
 def test_predicted_rows_have_the_form_of_measured_ones_and_keep_their_budgets(tmp_path: Path) -> None:
     measured = tmp_path / "rows.json"
     arguments = ["model", "--smoke", "--way", "error-1%-2s"]

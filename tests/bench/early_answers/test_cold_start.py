@@ -37,14 +37,14 @@ def test_a_query_whose_records_another_one_has_watched_knows_their_delays() -> N
     assert abs(first.estimate - first.truth) <= first.half_width
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_nothing_is_claimed_of_values_before_a_window_has_shown_those_of_late_records() -> None:
     """Delays that another query has learnt say nothing of how they hang together with values."""
     (first,) = outcomes("exponential", 1, "sum", "flips", watched=4)
     assert not (first.early and first.met)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_queries_over_the_same_edges_have_the_answers_that_each_has_alone() -> None:
     queries: list[tuple[AccuracyTarget, MeasureKind]] = [
         (AccuracyTarget(confidence=0.68), "sum"), (AccuracyTarget(), "mean"),

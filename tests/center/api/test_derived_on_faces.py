@@ -38,6 +38,7 @@ def hours(desk: Desk) -> tuple[Desk, RegisteredQuery]:
     return desk, query
 
 
+@pytest.mark.nightly
 def test_a_roll_up_and_a_total_divide_sums(hours: tuple[Desk, RegisteredQuery]) -> None:
     desk, _ = hours
     path = f"{PATH}/rollup"

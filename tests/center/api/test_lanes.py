@@ -175,6 +175,7 @@ REQUESTS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("limits", [{"cells": 5}, {"nbytes": 9}, {"cpu_s": 0.0}], ids=lambda v: next(iter(v)))
 @pytest.mark.parametrize("name", REQUESTS)
 def test_a_request_of_more_work_than_its_budget_is_422_and_says_what_is_less(
@@ -221,6 +222,7 @@ def test_the_end_of_work_is_no_failure_of_an_answer(desk: Desk) -> None:
         SeriesReader(desk.results, (query,), samples_cache()).series(query, record, ALL)
 
 
+@pytest.mark.nightly
 def test_a_statement_ends_with_its_client() -> None:
     guard = SqlGuard(timeout_s=60)
     looks = iter([False] * 2)
@@ -268,6 +270,7 @@ def test_matchers_of_several_series_are_those_of_each(matcher: tuple[str, str, s
     assert Matchers((matcher,)).selects([]) == []
 
 
+@pytest.mark.nightly
 def test_a_statement_has_a_limit_of_values() -> None:
     guard = SqlGuard(timeout_s=30)
     try:
@@ -279,6 +282,7 @@ def test_a_statement_has_a_limit_of_values() -> None:
         guard.close()
 
 
+@pytest.mark.nightly
 def test_the_text_of_a_result_is_limited() -> None:
     table = pa.table({"a": ["\x01" * 50] * 1_000, "b": range(1_000)})
     for form in (JSON, CSV):

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.spark
 MANAGED = Strategy("order_based", "slicing", partitions=3)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("window", "strategy"),
     [

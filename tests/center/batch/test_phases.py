@@ -84,7 +84,7 @@ def test_a_session_is_cut_where_the_gap_is_reached_or_it_would_be_too_long() -> 
     assert found == [((0, 10, 20), 3, 30), ((30,), 30, 40), ((50,), 51, 65), ((60,), 65, 75)]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("by_windows", [False, True], ids=["slicing", "bucketing"])
 def test_a_task_with_little_memory_emits_early_and_loses_nothing(
     monkeypatch: pytest.MonkeyPatch, by_windows: bool

@@ -25,7 +25,7 @@ from tests.center.results_world import answers_after, edge_record
 from tests.cores import drained, open_core
 from tests.query_specs import query_spec
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 REF = QueryRef("q", 1)
 E_SUM, E_MAX = 400.0, 30.0

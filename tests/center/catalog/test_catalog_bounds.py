@@ -47,7 +47,7 @@ def test_alarms_that_differ_in_a_number_take_a_bounded_number_of_rows_and_all_ar
     assert (mine[0].first_at_ms, mine[0].last_at_ms) == (10 + MAX_MESSAGES - 1, 10 + 3 * MAX_MESSAGES - 1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_hostile_edges_push_no_other_alarm_off_the_list(catalog: Catalog) -> None:
     catalog.alarms.add("input-lost", "a file was truncated", LGA, 1)
     catalog.alarms.add("query-paused", "query miles@1: odd", EdgeId(""), 2, "miles@1")

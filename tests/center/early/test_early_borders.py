@@ -103,7 +103,7 @@ REPLAYS = pytest.mark.parametrize("replays", [1, pytest.param(3, marks=pytest.ma
 """The number of days that are replayed."""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @REPLAYS
 def test_intervals_of_a_fast_replay_in_order_hold(replays: int) -> None:
     worlds = [replay(16, seed=seed) for seed in range(replays)]
@@ -112,7 +112,7 @@ def test_intervals_of_a_fast_replay_in_order_hold(replays: int) -> None:
     assert met >= 13 * replays, "they meet the accuracy"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @REPLAYS
 def test_a_fast_replay_of_shuffled_records_states_no_interval_that_was_not_earned(replays: int) -> None:
     worlds = [replay(24, 2 * HOUR_MS, seed) for seed in range(replays)]
@@ -126,7 +126,7 @@ def test_a_fast_replay_of_shuffled_records_states_no_interval_that_was_not_earne
     }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_edge_is_silent_by_the_streams_clock_before_a_restart_as_after_it() -> None:
     world = replay(1, rest_s=1)
     timeout_ms = world.estimator().observed.silence_timeout_ms
@@ -154,7 +154,7 @@ def cut_world(from_ms: int, *cut: int, **parts: object) -> World:
 STALENESS = {"budget": {"staleness": "1s"}}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("cut", "parts"),
     [((1,), {}), ((1,), STALENESS), ((0, 1), STALENESS)],

@@ -70,6 +70,7 @@ def complete(world: DataWorld) -> list[dict[str, Any]]:
     return [a for a in world.stated if a["phase"] != "early"]
 
 
+@pytest.mark.nightly
 def test_withheld_values_change_no_prediction(exact: DataWorld, percentage: DataWorld) -> None:
     def predictions(world: DataWorld) -> list[Any]:
         early = [without_times(e) for e in world.answers if e.phase is Phase.EARLY]
@@ -113,6 +114,7 @@ def test_stragglers_are_not_sent_again_for_a_small_change(exact: DataWorld, perc
     assert percentage.bytes < exact.bytes
 
 
+@pytest.mark.nightly
 def test_with_a_staleness_budget_too_the_early_answer_is_in_time_and_the_complete_one_within_the_error() -> None:
     world = run({**BUDGET, "staleness": "300ms"}, windows=6, delays=exponential(600.0))
     firsts = first_answers(world.answers, 1)
@@ -135,6 +137,7 @@ def test_the_contract_of_a_later_answer_is_about_the_withheld_records_of_each_me
     assert any(a["contract"]["met"] for a in early)
 
 
+@pytest.mark.nightly
 def test_what_edges_withhold_of_a_sample_changes_no_answer() -> None:
     exact, world = (run(budget, windows=5, rate=0.7) for budget in (None, BUDGET))
     later = complete(world)

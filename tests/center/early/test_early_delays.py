@@ -204,7 +204,7 @@ def grown(rng: np.random.Generator, born: FloatArray) -> FloatArray:
     return np.minimum(rng.exponential(1.0, len(born)) * np.where(born < 10_000, 80.0, 450.0), 1_900.0)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_answer_meets_its_error_by_delays_that_are_past() -> None:
     result = World(spec(), [Site.make(f"e{i}", i, 13, grown) for i in range(3)])
     result.run(13.5)

@@ -52,6 +52,7 @@ def early(made: DataWorld) -> Iterator[tuple[Emission, dict[str, float | None], 
             yield emission, answer["data"][0]["total"], answer["contract"]["met"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("function", ["max", "min"])
 def test_an_extreme_is_stated_early_after_twenty_windows_that_kept_theirs(function: str) -> None:
     made = world(38, function)
@@ -82,6 +83,7 @@ def test_an_extreme_is_not_stated_where_late_records_are_the_extreme_ones() -> N
     assert sum(met for _, _, met in answers) <= 1
 
 
+@pytest.mark.nightly
 def test_an_extreme_is_not_stated_while_an_edge_is_silent() -> None:
     cut = (BEGIN_MS + 28_000, BEGIN_MS + 31_000)
     silent = [

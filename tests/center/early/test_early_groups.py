@@ -69,6 +69,7 @@ def early(world: World) -> list[Emission]:
     return [a for a in first_answers(world.answers) if a.phase is Phase.EARLY]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("measure", "scope", "error"),
     [
@@ -138,6 +139,7 @@ def test_a_new_group_has_no_interval_in_its_first_window() -> None:
     assert all(o.eligible and o.met for o in later)
 
 
+@pytest.mark.nightly
 def test_a_group_that_ends_delays_no_answer_and_is_removed() -> None:
     world = World(grouped(error="10%"), sites(seconds=24, slower=()))
     for site in world.sites:
@@ -149,6 +151,7 @@ def test_a_group_that_ends_delays_no_answer_and_is_removed() -> None:
     assert all(wait_ms(a) < DISORDER_MS / 2 and prediction(a).met for a in after)
 
 
+@pytest.mark.nightly
 def test_a_silent_edge_widens_the_intervals_of_its_groups() -> None:
     world = World(grouped(error="20%"), sites(3, 18, slower=()))
     for site in world.sites[:2]:
@@ -174,6 +177,7 @@ def test_a_silent_edge_widens_the_intervals_of_its_groups() -> None:
             assert group.lower < truth < group.upper
 
 
+@pytest.mark.nightly
 def test_with_too_many_groups_windows_are_answered_when_complete() -> None:
     many = MAX_GROUPS + 40
     world = World(grouped("count()"), sites(seconds=22, rate=2500.0, shares=(1.0,) * many, slower=()))
@@ -201,6 +205,7 @@ def test_the_limit_of_groups_is_for_all_edges_together(monkeypatch: pytest.Monke
     assert not early(world) and world.estimator().observed.has_too_many_groups
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("scope", ["each", pytest.param("all", marks=pytest.mark.full)])
 def test_the_batch_size_changes_no_answer(scope: str, monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[list[Emission]] = []
@@ -228,6 +233,7 @@ def test_the_batch_size_changes_no_answer(scope: str, monkeypatch: pytest.Monkey
     assert sum(e.phase is Phase.EARLY for e in runs[0]) >= 8
 
 
+@pytest.mark.nightly
 def test_a_staleness_budget_limits_the_wait_and_the_reason_names_groups_beyond_the_error() -> None:
     world = World(grouped(error="1%", budget={"staleness": "300ms"}), sites(slower=()))
     world.run(10)
@@ -240,6 +246,7 @@ def test_a_staleness_budget_limits_the_wait_and_the_reason_names_groups_beyond_t
         assert requested(answer.spec)["scope"] == "each"
 
 
+@pytest.mark.nightly
 def test_an_overloaded_edge_samples_all_groups() -> None:
     world = World(grouped(error="20%"), sites(seconds=12, slower=()))
     world.run(4)
@@ -255,6 +262,7 @@ def test_an_overloaded_edge_samples_all_groups() -> None:
             assert abs(group.estimate - truth) / truth < 0.3
 
 
+@pytest.mark.nightly
 def test_all_records_are_needed_while_a_group_has_no_interval() -> None:
     known, rare = (World(grouped(error="20%"), sites(slower=(), shares=s)) for s in ((1, 1, 1), (1, 1, 0.01)))
     for world in (known, rare):
@@ -283,6 +291,7 @@ def test_coverage_counts_intervals_with_scope_each_and_windows_with_scope_all() 
         assert world.estimator().answers.coverage == pytest.approx(np.mean(shares))
 
 
+@pytest.mark.nightly
 def test_after_too_many_groups_while_edges_sample_no_answer_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(grouped(error="20%"), sites(seconds=12, slower=()))
     for site in world.sites:
@@ -306,6 +315,7 @@ def test_after_too_many_groups_while_edges_sample_no_answer_is_exact(monkeypatch
         assert stated["prediction"]["total"]["lower"] is stated["prediction"]["total"]["upper"] is None
 
 
+@pytest.mark.nightly
 def test_when_the_last_edge_is_retired_no_rates_are_needed() -> None:
     world = World(grouped(error="20%"), sites(slower=()))
     world.run(6)

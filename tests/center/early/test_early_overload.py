@@ -103,6 +103,7 @@ def run() -> Run:
     return Run.of(44)
 
 
+@pytest.mark.nightly
 def test_an_overloaded_edge_samples_at_the_needed_rate_and_the_others_do_not(run: Run) -> None:
     first, *others = run.machines
     assert all(set(machine.rates) == {1.0} for machine in others)

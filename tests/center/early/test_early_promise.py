@@ -64,7 +64,7 @@ def relative_errors(world: World, answers: Sequence[Emission], kind: str) -> np.
     return np.array(errors)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("delays", "measure", "kind", "windows"),
     [
@@ -157,6 +157,7 @@ def test_a_measure_whose_mean_may_be_zero_does_not_meet_the_accuracy() -> None:
     assert any("may be zero" in reason for reason in reasons)
 
 
+@pytest.mark.nightly
 def test_a_staleness_budget_limits_the_wait() -> None:
     world = run(10, (gamma(1.0, 1_500.0), gamma(1.0, 1_500.0)), budget={"staleness": "300ms"}, lateness="5s")
     answers = first_answers(world.answers)[1:9]

@@ -16,7 +16,7 @@ from tests.center.accuracy_world import FINE_MS, REF, WINDOW_MS, Site, World, ex
 from tests.center.early.test_early_promise import least_covered
 from tests.edgewater.functions_world import Counting, install_functions
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 WINDOWS, RATE = 20, 0.1
 

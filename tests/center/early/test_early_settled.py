@@ -53,6 +53,7 @@ def are_scaled_up(world: World, answers: list[Emission]) -> None:
             assert abs(prediction.estimate - truth) < 0.6 * truth
 
 
+@pytest.mark.nightly
 def test_with_an_edge_that_falls_silent_with_unread_input_no_answer_meets_the_accuracy() -> None:
     sites = [Site.make(f"e{i}", i, 14, exponential(60.0)) for i in range(3)]
     world = World(spec(lateness="8s"), sites, step_ms=40)
@@ -78,6 +79,7 @@ def test_a_window_in_which_sources_end_is_scaled_up() -> None:
     are_scaled_up(world, last)
 
 
+@pytest.mark.nightly
 def test_windows_sampled_during_a_long_outage_are_scaled_up() -> None:
     """An outage of one edge of 50 s, after which the estimator starts anew."""
     world = world_of(1, 62, rate=200)
@@ -114,6 +116,7 @@ def test_the_sample_of_a_retired_edge_is_not_taken_for_all_of_its_records() -> N
     )
 
 
+@pytest.mark.nightly
 def test_nor_is_it_when_all_edges_are_retired_and_another_joins() -> None:
     world = world_of(2, 14, lateness="3s")
     world.sites[1].cut = (BEGIN_MS, BEGIN_MS + 9_200)
@@ -160,6 +163,7 @@ def test_a_new_group_that_is_only_in_unapplied_reports_is_scaled_up() -> None:
     assert estimator.to_text() == before, "the evaluation changes no state"
 
 
+@pytest.mark.nightly
 def test_answers_with_unread_input_do_not_widen_later_intervals() -> None:
     world = World(spec(budget={"staleness": "1s"}), [Site.make(f"e{i}", i, 16, exponential(60.0)) for i in range(3)])
     world.sites[0].slow, world.sites[0].reads = (BEGIN_MS + 8_000, BEGIN_MS + 12_000), 3

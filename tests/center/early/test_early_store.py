@@ -107,6 +107,7 @@ def test_the_final_answer_is_the_data_and_says_whether_the_early_one_held(world:
     assert answer["quality"]["accuracy"]["covered"] is True
 
 
+@pytest.mark.nightly
 def test_a_job_that_crashes_and_reads_its_store_gives_the_answers_of_one_that_does_not(
     world: Stored, tmp_path: Path
 ) -> None:
@@ -157,6 +158,7 @@ def test_each_group_of_an_early_answer_has_its_own_interval_and_a_rare_one_none(
         assert row["each"]["estimate"] == pytest.approx(truth / row["n"]["estimate"])
 
 
+@pytest.mark.nightly
 def test_an_early_answer_of_a_synopsis_is_the_same_as_json_as_a_table_and_to_a_question(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,7 +81,7 @@ def quantile_of(values: FloatArray, q: float) -> float:
     return float(np.quantile(values, q, method="lower"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("measure", ["values", "p90", "top", *at_night("ranks", "total")])
 @pytest.mark.parametrize("delays", [EXPONENTIAL, gamma(2.0, 200.0)], ids=["exponential", "gamma"])
 def test_intervals_of_early_answers_contain_the_values_of_all_records(measure: str, delays: Delays) -> None:
@@ -112,7 +112,7 @@ def test_intervals_of_early_answers_contain_the_values_of_all_records(measure: s
     assert np.mean([wait_ms(e) for e, _ in answers]) <= 0.5 * np.mean(complete)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_several_synopses_share_an_accuracy_and_each_interval_contains_the_value_of_all_records() -> None:
     """A histogram, frequencies, a sample, a quantile and distinct, in one query."""
     windows, bounds = 24, (2.0, 14.0)
@@ -193,7 +193,7 @@ def test_an_explanation_says_how_much_the_records_that_are_out_widen_an_interval
     assert parts["sketch"]["below"] + parts["straggler"]["below"] == pytest.approx(told["estimate"] - told["lower"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_withheld_records_are_among_those_that_are_out() -> None:
     measures = {"total": "quantile(x, 0.5)", "n": "count()"}
     world = run("total", windows=14, measures=measures, budget={"error": {"total": "2%"}})
@@ -232,7 +232,7 @@ def test_an_answer_whose_interval_is_wider_than_the_error_says_so() -> None:
         assert violation["code"] == "accuracy" and violation["message"].startswith("keys: a value may be off by")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_records_of_a_silent_edge_are_out_and_a_restart_of_the_job_changes_nothing() -> None:
     measures = {"values": "distinct(x)", "n": "count()"}
     sites = [Site.make(f"e{i}", i, 18, EXPONENTIAL, rate=1000.0, shares=SHARES) for i in range(3)]

@@ -96,6 +96,7 @@ def test_a_restart_gives_the_answers_of_an_uninterrupted_run(groups: bool) -> No
     assert len(whole.answers) >= 10 and any(a.phase is Phase.EARLY for a in whole.answers)
 
 
+@pytest.mark.nightly
 def test_a_failed_transaction_leaves_the_estimator_unchanged() -> None:
     whole, torn = (World(spec(), sites()) for _ in range(2))
     whole.run(5)
@@ -124,6 +125,7 @@ def test_a_failed_transaction_leaves_the_estimator_unchanged() -> None:
     assert torn.answers == whole.answers
 
 
+@pytest.mark.nightly
 @GROUPS
 @pytest.mark.parametrize("compact_bytes", [1 << 18, 10_000], ids=["log", "snapshot"])
 def test_the_state_written_per_transaction_restores_the_estimator(
@@ -200,6 +202,7 @@ def test_an_edge_that_joins_becomes_a_source() -> None:
     assert world.estimator().observed.edges == ["e0", "e1", "e9"]
 
 
+@pytest.mark.nightly
 def test_a_skewed_clock_is_corrected_by_the_offset_of_the_session() -> None:
     right, wrong = World(spec(), sites(2)), World(spec(), sites(2))
     wrong.sites[1].ahead_ms = 400
@@ -213,6 +216,7 @@ def test_a_skewed_clock_is_corrected_by_the_offset_of_the_session() -> None:
         assert prediction(b).met
 
 
+@pytest.mark.nightly
 def test_an_edge_whose_clock_is_a_day_ahead_does_not_advance_the_others() -> None:
     world = World(spec(), sites(3))
     world.sites[2].ahead_ms = 86_400_000
@@ -243,6 +247,7 @@ def test_an_edge_core_restored_from_its_state_sends_the_same_frames(groups: bool
     assert cut.answers == whole.answers
 
 
+@pytest.mark.nightly
 def test_records_that_arrive_after_a_long_silence_are_all_in_the_final_answer() -> None:
     world = World(spec(lateness="10s"), sites(2, 10))
     world.sites[1].cut = (BEGIN_MS + 3_000, BEGIN_MS + 9_000)

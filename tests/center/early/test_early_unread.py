@@ -42,6 +42,7 @@ def world() -> World:
     return world_of()
 
 
+@pytest.mark.nightly
 def test_early_answers_that_meet_the_accuracy_have_no_unread_input(world: World) -> None:
     eligible = [e for e in early(world) if not e.codes()]
     assert len(eligible) >= 3

@@ -17,7 +17,7 @@ from tests.center.accuracy_world import Site, World, exponential, spec
 NUMBERS = (math.nan, math.inf, 1.7e308)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", NUMBERS)
 def test_numbers_of_arrival_statistics_that_no_edge_measures_stop_no_query(
     number: float, monkeypatch: pytest.MonkeyPatch

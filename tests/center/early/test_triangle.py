@@ -60,6 +60,7 @@ def test_without_late_events_the_share_that_was_not_seen_follows_the_rule_of_thr
     assert unseen == pytest.approx(-np.log(0.025) / at_risk / 2, rel=0.1)
 
 
+@pytest.mark.nightly
 def test_after_a_change_few_events_bound_the_share_of_longer_lags():
     triangle = ArrivalTriangle(1, SlotGrid(substream_slots=100, lags=51))
     for _ in range(20_000):
@@ -71,6 +72,7 @@ def test_after_a_change_few_events_bound_the_share_of_longer_lags():
     assert ArrivalTriangle(1, triangle.grid).unseen_beyond(0, 100, 0.05)[0] == 1.0, "nothing was at risk"
 
 
+@pytest.mark.nightly
 def test_events_that_are_never_as_short_as_the_age_bound_the_share_of_longer_lags():
     triangle = ArrivalTriangle(1, SlotGrid(substream_slots=100, lags=51))
     for _ in range(20_000):

@@ -106,7 +106,7 @@ class Sides:
                     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("measure", ["sum", *at_night("mean", "count")])
 def test_a_batch_updates_each_trigger_as_if_alone_through_drift_and_silence(measure: MeasureKind) -> None:
     sides = Sides(measure)
@@ -143,7 +143,7 @@ def compare(sides: Sides, offset: int) -> None:
         assert widths[i] == pytest.approx(its_model.sampling_width(sample.of(i).count, trigger.quantile)[0])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_change_of_one_trigger_is_visible_in_the_batch() -> None:
     sides = Sides("sum")
     sides.run(range(200))

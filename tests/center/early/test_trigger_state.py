@@ -98,6 +98,7 @@ def test_a_restored_trigger_continues_as_the_uninterrupted_one(data):
     assert packed(again.trigger) == packed(whole.trigger)
 
 
+@pytest.mark.nightly
 def test_the_state_does_not_grow_with_time():
     world = World(EarlyTrigger(3, GRID, SLOTS, AccuracyTarget(), "mean"), 1)
     sizes = []

@@ -242,7 +242,7 @@ def test_a_token_that_is_empty_or_shared_is_refused() -> None:
     assert caught.value.field == "tokens.jfk.tokens.0.token"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_two_gateways_over_one_catalog_let_the_same_edges_in_and_lock_them_out_together(
     tmp_path: Path, url: str
 ) -> None:

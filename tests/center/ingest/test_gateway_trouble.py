@@ -384,6 +384,7 @@ def filled(message: Any, number: float, count: int) -> Any:
     return message
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["heartbeat", "query_status", "budget_report", "goodbye", "hello"])
 async def test_whatever_numbers_an_edge_states_the_others_go_on(tmp_path: Path, kind: str) -> None:
     """Each numeric field of each message, with each number. Frames have a check of their own (`test_frame_check`)."""

@@ -56,6 +56,7 @@ class CountedWaker(Waker):
         self.wakes += 1
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("every_s", [0.001, 0.2])
 def test_the_load_sets_how_many_frames_a_commit_has_and_a_frame_after_a_pause_is_committed_at_once(
     catalog: Catalog, tmp_path: Path, every_s: float
@@ -166,6 +167,7 @@ def test_small_frames_do_not_wait_for_the_large_frames_of_other_edges(catalog: C
     assert of_large == [(edge, seq) for seq in range(5) for edge in large], "the others take turns"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(5))
 def test_small_and_large_frames_of_an_edge_keep_their_order(catalog: Catalog, tmp_path: Path, seed: int) -> None:
     world, rng = Commits(catalog, tmp_path, ["a", "b", "c"], large_s=0.05), random.Random(seed)

@@ -29,7 +29,7 @@ EARLY = {
 
 
 @pytest.mark.parametrize("name", [*OTHERS, *EARLY])
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_edges_frames_pass(name: str) -> None:
     query = {"name": "q", "from": "s", "group_by": ["word", "flag"], "window": {"tumbling": "5s"},
              "measures": MEASURES, **(OTHERS | EARLY)[name]}  # fmt: skip

@@ -62,6 +62,7 @@ async def test_connections_that_say_nothing_are_closed_and_an_edge_connects_mean
         await edge.until("time_echo")
 
 
+@pytest.mark.nightly
 async def test_calls_that_begin_all_at_once_reach_the_gateway_and_none_is_cancelled(tmp_path: Path) -> None:
     connections, streams = 125, range(1, 2 * limits.STREAMS_PER_CONNECTION, 2)
     async with center(tmp_path, hello_timeout_ms=1_000) as c:
@@ -232,6 +233,7 @@ def statements(seq: int, kind: str) -> Frame:
     return Frame(seq, MILES, body, google_crc32c.value(plain), Encoding.ZSTD, len(plain))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["partials", "closes", "losses", "dropped", "unknown"])
 async def test_statements_that_cost_the_gateway_time_use_up_their_edges_share(tmp_path: Path, kind: str) -> None:
     """They were charged by their size alone: less than half of what losses cost, a quarter of ignored fields."""

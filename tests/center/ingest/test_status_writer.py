@@ -53,7 +53,7 @@ def gateway(catalog: Catalog) -> Heard:
     return Heard(catalog)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_of_many_heartbeats_the_oldest_are_written_first_and_every_edge_is_reachable(gateway: Heard) -> None:
     edges = [EdgeId(f"e{n:04}") for n in range(2 * MAX_HEARTBEATS + 1)]
     gateway.begin(edges)
@@ -83,6 +83,7 @@ def test_an_edge_that_falls_silent_is_unreachable_since_it_was_heard_last_and_re
     assert gateway.edge().reachable(9_000) and gateway.edge().last_seen_ms == 9_000
 
 
+@pytest.mark.nightly
 def test_frames_are_a_sign_of_life(gateway: Heard) -> None:
     gateway.begin([JFK])
     gateway.at(2_000, JFK)

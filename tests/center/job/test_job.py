@@ -118,6 +118,7 @@ def test_killed_drivers_and_jvms_and_a_log_that_fails_lose_nothing_and_count_not
     assert world.observed() == world.records
 
 
+@pytest.mark.nightly
 def test_directories_named_as_our_packages_where_the_job_was_started_do_not_stand_for_them(
     world: Any, tmp_path: Path
 ) -> None:

@@ -201,6 +201,7 @@ with cpu_limit(0.1):
 """
 
 
+@pytest.mark.nightly
 def test_a_merge_is_ended_by_the_cpu_time_that_it_takes_and_not_by_its_wait() -> None:
     ended = subprocess.run([sys.executable, "-c", SPINS], capture_output=True, text=True, timeout=60 * WITHIN_S)
     refused, waited, goes_on = ended.stdout.splitlines()
@@ -287,6 +288,7 @@ def real(spark: Any, shared_world: World) -> Iterator[Plans]:
     plans.merger.close()
 
 
+@pytest.mark.nightly
 @pytest.mark.spark
 def test_final_answers_say_what_the_edges_saw(shared_world: World, real: Plans) -> None:
     world = shared_world
@@ -324,6 +326,7 @@ def test_a_large_plan_is_merged_by_several_tasks(spark: Any, world: World, ref: 
 # The loop, whatever runs the tasks
 
 
+@pytest.mark.nightly
 def test_a_job_killed_midway_counts_all_once(world: World) -> None:
     refs = world.register("a", "b")
     world.ship_windows(refs, 4)
@@ -410,6 +413,7 @@ def test_frames_of_a_deleted_query_are_consumed_and_forgotten(world: World) -> N
     assert {ref for ref, *_ in world.answers()} == {refs[1]}
 
 
+@pytest.mark.nightly
 def test_applied_frames_leave_the_index_and_then_the_disk(world: World, ref: QueryRef) -> None:
     world.ship_windows([ref], 20)
     world.end(ref)

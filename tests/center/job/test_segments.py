@@ -47,6 +47,7 @@ def swept(world: World, job: Plans) -> set[str]:
     return names(world)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("is_sliding", [False, True])
 @pytest.mark.parametrize("costly_ms", [0.0, 100.0])
 def test_answers_from_segments_equal_the_truth_and_leave_nothing(

@@ -181,6 +181,7 @@ def _take_and_restore(tmp_path: Path, world: World, job: Plans, targets: list[st
     assert not list(world.log_dir.glob(".backup*"))
 
 
+@pytest.mark.nightly
 def test_answers_after_a_restoration_never_have_a_revision_that_was_given(
     tmp_path: Path, world: World, job: Plans
 ) -> None:
@@ -210,6 +211,7 @@ def test_answers_after_a_restoration_never_have_a_revision_that_was_given(
             before |= after
 
 
+@pytest.mark.nightly
 def test_a_restored_center_goes_on_writing_with_numbers_that_were_never_given(
     tmp_path: Path, world: World, job: Plans, shared_database: Callable[[], str | None]
 ) -> None:
@@ -244,6 +246,7 @@ def test_a_restored_center_goes_on_writing_with_numbers_that_were_never_given(
         assert other.version > lost.version
 
 
+@pytest.mark.nightly
 def test_a_catalog_or_results_of_an_older_moment_are_refused_until_they_are_reconciled(
     tmp_path: Path, world: World, job: Plans
 ) -> None:

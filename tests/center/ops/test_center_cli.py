@@ -132,7 +132,7 @@ def test_prepare_says_what_to_install_when_java_is_missing_and_keeps_what_was_wr
     assert class_archive().exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_prepare_that_fails_says_why_and_keeps_what_was_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,7 +150,7 @@ def test_prepare_that_fails_says_why_and_keeps_what_was_written(
     assert list(class_archive().parent.iterdir()) == [class_archive()]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_prepare_is_ended_at_its_limit_and_states_the_last_lines_of_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +203,7 @@ def eventually(look: Callable[[], Any], within_s: float = WAIT_S) -> Any:
     raise AssertionError("not in time")
 
 
+@pytest.mark.nightly
 @pytest.mark.e2e
 def test_the_api_is_a_process_that_beats_answers_and_signs_off(tmp_path: Path, http: httpx.Client) -> None:
     registry = ComponentRegistry(f"sqlite:///{tmp_path}/catalog.db")
@@ -219,6 +220,7 @@ def test_the_api_is_a_process_that_beats_answers_and_signs_off(tmp_path: Path, h
     assert registry.heartbeats() == []
 
 
+@pytest.mark.nightly
 @pytest.mark.e2e
 def test_the_gateway_is_a_process_that_beats_and_shows_its_metrics(tmp_path: Path, http: httpx.Client) -> None:
     registry = ComponentRegistry(f"sqlite:///{tmp_path}/catalog.db")
@@ -251,7 +253,7 @@ def readable_by_others(directory: Path) -> list[str]:
 
 @pytest.mark.e2e
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_whole_center_runs_outlives_the_death_of_each_component_and_stops_as_one(
     tmp_path: Path, http: httpx.Client
 ) -> None:

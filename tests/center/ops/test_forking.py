@@ -44,6 +44,7 @@ def supervise(tmp_path: Path, script: str) -> dict[str, Any]:
     return dict(json.loads(ended.stdout.splitlines()[-1]), said=ended.stderr)
 
 
+@pytest.mark.nightly
 def test_a_forked_component_shows_its_own_command_line_holds_no_lock_and_ends_with_its_exit_code(
     tmp_path: Path,
 ) -> None:
@@ -80,6 +81,7 @@ def test_a_forked_component_shows_its_own_command_line_holds_no_lock_and_ends_wi
     assert "center" in found["shown"] and "gateway" in found["shown"]
 
 
+@pytest.mark.nightly
 def test_a_forked_component_that_is_killed_is_started_again_as_an_interpreter_of_its_own(tmp_path: Path) -> None:
     found = supervise(
         tmp_path,
@@ -111,6 +113,7 @@ def test_a_forked_component_that_is_killed_is_started_again_as_an_interpreter_of
     assert "gateway was killed by SIGKILL" in found["said"]
 
 
+@pytest.mark.nightly
 def test_each_forked_component_stops_when_the_pipe_of_the_supervisor_ends(tmp_path: Path) -> None:
     found = supervise(
         tmp_path,
@@ -130,6 +133,7 @@ def test_each_forked_component_stops_when_the_pipe_of_the_supervisor_ends(tmp_pa
     assert found["ended"] == [True, True]
 
 
+@pytest.mark.nightly
 def test_a_process_with_a_thread_does_not_fork(tmp_path: Path) -> None:
     found = supervise(
         tmp_path,

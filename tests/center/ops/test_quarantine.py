@@ -150,7 +150,7 @@ def test_an_older_close_of_a_retried_frame_replaces_no_newer_one(world: World, m
     job.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_one_of_many_frames_is_found_by_halving_and_can_be_given_up(
     either: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,6 +91,7 @@ def test_a_correction_has_the_data_and_the_facts_of_the_final_answer_and_a_revis
     assert stated(job, 1) == [0]
 
 
+@pytest.mark.nightly
 def test_a_window_is_corrected_once_per_minute_and_each_wait_is_twice_as_long(job: Job) -> None:
     for second in range(0, 900, 5):
         job.batch(job.frame("a", 3 * MINUTE, m0=1), now_ms=second * 1_000)
@@ -154,6 +155,7 @@ def test_sliding_windows_are_corrected_as_far_as_they_are_final(open_job: OpenJo
     assert [stated(job, window) for window in (1, 2)] == [[0], [0]]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("windows", [MAX_CORRECTED, 3 * MAX_CORRECTED + 7])
 def test_a_record_that_may_be_of_any_window_is_stated_by_all_in_bounded_transactions(
     open_job: OpenJob, windows: int
@@ -263,6 +265,7 @@ def test_a_deleted_query_gets_no_correction(job: Job) -> None:
     assert correct_all(job, 2) == 0 and job.count(t.corrections) == 0
 
 
+@pytest.mark.nightly
 def test_in_any_order_of_late_records_the_newest_statements_have_all_of_them(open_job: OpenJob) -> None:
     rng, windows = np.random.default_rng(11), 12
     job = open_job("a", window={"sliding": "2m", "every": "1m"})

@@ -38,6 +38,7 @@ def computed(text: str, **intervals: Estimates) -> Estimates:
 numbers = st.one_of(st.integers(-50, 50).map(float), st.floats(-1e6, 1e6, allow_subnormal=False))
 
 
+@pytest.mark.nightly
 @given(
     st.sampled_from(EXPRESSIONS),
     st.tuples(numbers, numbers),

@@ -112,6 +112,7 @@ def binomial(hits: tuple[float, float], records: tuple[float, float], confidence
     return float(found.lower[0]), float(found.upper[0])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("records", "rate"), [(10, 0.02), (50, 0.1), (400, 0.5), (1_000, 0.01)])
 def test_the_binomial_interval_contains_the_rate_with_its_confidence(records: int, rate: float) -> None:
     """The coverage is computed, not sampled."""

@@ -72,6 +72,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Stored, list[floa
     return world, run_planned(world, 25)
 
 
+@pytest.mark.nightly
 def test_edges_sample_what_the_contract_needs_and_answers_keep_it(planned: tuple[Stored, list[float]]) -> None:
     world, rates = planned
     given = answers(world)
@@ -117,6 +118,7 @@ def test_a_sample_that_is_too_small_violates_the_contract(tmp_path: Path) -> Non
     assert "the target is 5 %" in violation["message"]
 
 
+@pytest.mark.nightly
 def test_the_contract_covers_the_whole_answer_whatever_part_is_requested(tmp_path: Path) -> None:
     query = quantile_spec(group_by=["k"])
     world = stored(tmp_path, query, rate=RATE, seconds=9, shares=(20.0, 1.0))
@@ -150,6 +152,7 @@ def test_a_revised_window_replaces_its_own_plan_only(tmp_path: Path) -> None:
     assert plan.rate >= alone
 
 
+@pytest.mark.nightly
 def test_groups_have_a_value_and_a_sample_each(tmp_path: Path) -> None:
     query = quantile_spec(group_by=["k"])
     world = stored(tmp_path, query, rate=RATE, seconds=9, shares=(5.0, 1.0))
@@ -164,6 +167,7 @@ def test_groups_have_a_value_and_a_sample_each(tmp_path: Path) -> None:
     assert to_table(record, query).column_names == ["k", "p", "p_lower", "p_upper", "p.error", "p.size", "p.rate"]
 
 
+@pytest.mark.nightly
 def test_kmeans_gives_named_numbers_and_a_stream_of_questions_gets_them_too(tmp_path: Path) -> None:
     query = spec({"c": "kmeans(x, x * x, k=2)"}, accuracy={"error": "20%", "measure": "c"})
     world = stored(tmp_path, query, rate=RATE, seconds=9)
@@ -252,6 +256,7 @@ def test_withheld_rows_make_the_bounds_unknown(tmp_path: Path) -> None:
     assert (cell["lower"], cell["upper"], cell["error"]) == (None, None, None)
 
 
+@pytest.mark.nightly
 def test_a_value_is_computed_once_for_all_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     query = spec({"c": "kmeans(x, k=2)"}, accuracy={"error": "20%", "measure": "c"})
     world = stored(tmp_path, query, rate=300.0, seconds=9)

@@ -178,7 +178,7 @@ def after_the_first(rate: float, windows: int = 20, *, statements: bool = True, 
     return first_answers(LateTrace(rate, WARM_UP + windows, 200), statements=statements, **query)[WARM_UP:]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("rate", "lateness"), [(0.01, "1m"), *(pytest.param(r, "0s", marks=pytest.mark.nightly) for r in (0.001, 0.05))]
 )
@@ -191,12 +191,12 @@ def test_met_first_answers_rarely_miss_and_whole_windows_are_met(rate: float, la
     assert sum(bool(each.missed) for each in answers) <= 7
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_query_without_late_records_allows_for_none() -> None:
     assert {(each.met, each.missed, each.width) for each in after_the_first(0.0)} == {(True, (), 0.0)}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_old_edge_leaves_sums_without_bounds_so_nothing_is_met() -> None:
     answers = after_the_first(0.01, statements=False)
     assert not any(each.met or each.missed == ("s",) for each in answers)
@@ -207,7 +207,7 @@ def test_few_windows_may_change() -> None:
     assert [each.met for each in answers] == [True] + [False] * 12
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_bounds_that_exceed_the_budget_may_change() -> None:
     budget = {"budget": {"error": {"n": "1%", "s": "1%"}}}
     assert not any(each.met for each in after_the_first(0.05, **budget))

@@ -69,6 +69,7 @@ def exact(given: Sequence[Record]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.nightly
 @examples(150)
 @given(records, st.sampled_from(BUDGETS), st.sampled_from([{"tumbling": "1s"}, SLIDING]))
 @example([(e, 10, k, 5.0, 1 << 62) for e in range(3) for k in "abcd"], BUDGETS[0], {"tumbling": "1s"})

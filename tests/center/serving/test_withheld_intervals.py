@@ -65,6 +65,7 @@ def check_interval(cell: dict[str, Any], true: float, limit: float | str, is_met
             assert abs(bound - value) <= most * (1 + 1e-9), shown
 
 
+@pytest.mark.nightly
 @examples(150)
 @given(
     batches,
@@ -190,6 +191,7 @@ def has_null(value: Any) -> bool:
     return isinstance(value, list) and any(map(has_null, value))
 
 
+@pytest.mark.nightly
 @examples(60)
 @given(batches, st.sampled_from(["2%", "30%", 12.0]), st.sampled_from([{"tumbling": "1s"}, SLIDING]))
 @example([(0, 10, "a", 300, 1), (0, 310, "a", 2, 40)], "2%", {"tumbling": "1s"})

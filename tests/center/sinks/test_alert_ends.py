@@ -84,6 +84,7 @@ def until(condition: Callable[[], Any]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("carrier", "before", "after"),
     [("right", 0, 0), ("ahead", 1, 1), ("behind", -1, -1), ("forward", 0, 1), ("back", 0, -1), ("far", 200, -200)],
@@ -449,6 +450,7 @@ def test_a_deleted_sink_ends_without_a_fault_and_no_answer_waits_for_it(desk: De
     runner.stop()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("between", "after"), [("other", "hook"), ("other", "renamed"), (None, "renamed")])
 def test_a_target_that_comes_back_or_is_renamed_gets_the_ends_before_the_starts(
     desk: Desk, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, between: str | None, after: str
@@ -536,6 +538,7 @@ def test_a_condition_on_a_column_with_a_point_reaches_an_alertmanager(desk: Desk
     assert "share.binomial" in desk.get("/v1/alerts").json()["alerts"][0]["details"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("on_missing", ["hold", "evaluate-others", "fire"])
 def test_an_alert_outlives_a_cut_edge_as_its_rule_says(tmp_path: Path, paged: Paged, on_missing: str) -> None:
     desk, carrier = Desk(tmp_path), on_missing

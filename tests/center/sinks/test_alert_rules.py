@@ -255,6 +255,7 @@ def test_an_earlier_window_prolongs_or_interrupts_a_duration() -> None:
     assert changed(book.answer(answer(3, {"UA": HIGH}), (), 0)) == [("firing", "UA")]
 
 
+@pytest.mark.nightly
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from([HIGH, LOW, WIDE])), max_size=14), st.integers(0, 3))
 @examples(1_000)
 def test_nothing_fires_or_is_resolved_that_the_newest_revisions_do_not_support(
@@ -276,6 +277,7 @@ def test_nothing_fires_or_is_resolved_that_the_newest_revisions_do_not_support(
             assert not fires and not book.alerts
 
 
+@pytest.mark.nightly
 @given(st.lists(st.sampled_from([HIGH, LOW, WIDE]), max_size=12), st.integers(0, 3))
 @examples(500)
 def test_windows_in_order_fire_exactly_when_the_last_ones_hold(intervals: list[Interval], length: int) -> None:
@@ -311,6 +313,7 @@ def test_a_rule_that_changes_resolves_its_alerts_as_they_were_and_begins_anew(ch
         assert changed_book.alerts == []
 
 
+@pytest.mark.nightly
 def test_alerts_beyond_the_bound_are_counted_and_those_that_fire_stay() -> None:
     book = AlertBook([rule()])
     assert len(book.answer(answer(0, {f"z{n}": HIGH for n in range(MAX_ALERTS)}), (), 0)) == MAX_ALERTS
@@ -459,6 +462,7 @@ def test_contracts_completeness_edges_and_silence_have_rules() -> None:
     assert [(t.alert.rule, t.status) for t in book.tick(12_001)] == [("silence", "resolved")]
 
 
+@pytest.mark.nightly
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 200), st.booleans()), max_size=12))
 @examples(200)
 def test_a_book_that_is_stored_after_each_answer_says_the_same(steps: list[tuple[int, int, bool]]) -> None:

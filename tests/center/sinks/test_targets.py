@@ -107,6 +107,7 @@ def center(tmp_path: Path) -> Center:
     return Center(tmp_path / "center", "flights", "others")
 
 
+@pytest.mark.nightly
 def test_a_new_center_writes_nothing_to_what_an_old_one_has_written_and_says_so(
     center: Center, table: System, tmp_path: Path
 ) -> None:
@@ -131,6 +132,7 @@ def test_a_new_center_writes_nothing_to_what_an_old_one_has_written_and_says_so(
     runner.stop()
 
 
+@pytest.mark.nightly
 def test_a_sink_with_another_name_goes_on_where_the_old_one_stopped(center: Center, system: System) -> None:
     center.answers(0)
     center.answers(1)
@@ -149,6 +151,7 @@ def test_a_sink_with_another_name_goes_on_where_the_old_one_stopped(center: Cent
     assert messages(system) == 2 * written, "nothing twice"
 
 
+@pytest.mark.nightly
 def test_a_correction_reaches_each_target_once_through_kills(
     center: Center, system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +188,7 @@ def test_a_correction_reaches_each_target_once_through_kills(
     runner.stop()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("is_waiting", [False, True])
 def test_a_correction_brings_the_data_of_a_final_answer_that_no_sink_has(
     center: Center, system: System, is_waiting: bool, monkeypatch: pytest.MonkeyPatch
@@ -386,6 +390,7 @@ def test_a_process_that_is_killed_between_write_and_report_loses_and_repeats_not
     again.stop()
 
 
+@pytest.mark.nightly
 def test_a_copy_of_a_center_that_has_given_fewer_answers_stops_and_says_so(
     center: Center, system: System, tmp_path: Path
 ) -> None:
@@ -410,6 +415,7 @@ def test_a_copy_of_a_center_that_has_given_fewer_answers_stops_and_says_so(
         second.stop()
 
 
+@pytest.mark.nightly
 def test_hundreds_of_queries_at_rest_are_one_read(center: Center, tmp_path: Path, series: SeriesReceiver) -> None:
     for number in range(100):
         center.desk.register(name=f"q{number}")

@@ -235,6 +235,7 @@ def test_the_daemon_of_workers_has_the_modules_of_a_task_before_it_forks() -> No
     assert {"pyspark.worker", "center.job.merge", "pyarrow"} <= loaded and "pandas" not in loaded
 
 
+@pytest.mark.nightly
 def test_a_daemon_with_a_thread_begins_again_and_loads_nothing() -> None:
     thread = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
     loaded = started_daemon(

@@ -218,7 +218,7 @@ def test_a_missing_driver_is_told_with_what_to_install(monkeypatch: pytest.Monke
         open_engine("postgresql://localhost/edgewater")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("component", "store", "encoding"),
     [("gateway", "CATALOG_URL", "SQL_ASCII"), ("api", "RESULTS_URL", "SQL_ASCII"), ("job", "CATALOG_URL", "LATIN1")],

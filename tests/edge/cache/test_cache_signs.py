@@ -91,7 +91,7 @@ def of_either_sign(seed: int, negative: float, count: int = 150) -> list[Records
     return result
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @given(st.integers(0, 2**32), st.sampled_from([0.3, 0.5, 0.9]), st.sampled_from(["sum", "max", "min"]))
 @examples(25)
 def test_an_absolute_budget_holds_whatever_signs_the_values_have(seed: int, negative: float, function: str) -> None:

@@ -128,7 +128,7 @@ def ingest(core: EdgeCore, at_ms: int, keys: list[int], values: list[float]) -> 
 
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_policy_ranks_them(values: list[list[float]]) -> None:
     for budget, cache in CASES:
         core = core_of(budget=budget, cache=cache)

@@ -298,6 +298,7 @@ def reports_of(edge: EdgeCore, bandwidth_bytes_s: float, begin_ms: int, end_ms: 
     return [body for body in bodies if body.arrivals is not None]
 
 
+@pytest.mark.nightly
 def test_on_a_narrow_link_only_the_number_of_records_is_reported_at_the_ends_of_windows() -> None:
     edge = grouped_core()
     reports_of(edge, 4_000.0, 0, 10_000)
@@ -337,7 +338,7 @@ def test_unsent_statistics_are_merged_by_group_while_the_link_is_down() -> None:
     assert sum(int(p.counts.sum()) for p in parts) == 2 * len(range(50, 3_000, 50))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("budget", [{}, {"budget": {"error": {"total": "5%"}}}], ids=["exact", "budget"])
 def test_a_replay_gives_the_same_statistics_by_group_byte_for_byte(tmp_path: Path, budget: dict[str, Any]) -> None:
     spec = QuerySpec.from_mapping({**GROUPED.to_mapping(), **budget})

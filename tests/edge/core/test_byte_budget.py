@@ -69,6 +69,7 @@ class Edge:
         return dict(zip(merged.rows()[0].to_pylist(), merged.query("n").value.tolist(), strict=True))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "beside", [{}, *at_night({"staleness": "5s"}, {"error": {"n": 0}}), {"error": {"n": 0}, "staleness": "5s"}]
 )
@@ -94,6 +95,7 @@ def test_each_hour_keeps_the_budget_and_each_window_closes_in_time_with_its_larg
             assert withheld.largest_above <= 10, "the price is about the same for all windows"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("beside", [{}, {"staleness": "5s"}])
 def test_what_the_budget_does_not_permit_is_no_demand_on_the_link(beside: dict[str, Any]) -> None:
     """Otherwise the plan of the link reserves bytes for groups that will not be sent."""
@@ -134,6 +136,7 @@ def test_what_an_error_limit_does_not_need_is_not_sent_although_there_are_bytes(
     assert {f"group{k}" for k in np.flatnonzero(COUNTS > 3)} == set(sent)
 
 
+@pytest.mark.nightly
 def test_bytes_that_are_not_needed_at_night_are_for_the_day() -> None:
     edge = Edge({"bytes": f"{AMOUNT}B per hour"})
     busy = [np.full(4, 2)] * 30 + [COUNTS] * 30
@@ -197,6 +200,7 @@ def test_after_an_outage_as_many_windows_close_as_have_bytes_the_oldest_first() 
     assert all(used <= AMOUNT for used in edge.used.values())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("back_ms", [2 * MINUTE_MS, 2 * HOUR_MS, 20_000 * HOUR_MS])
 def test_a_clock_that_is_set_back_gives_no_bytes_twice_and_takes_only_those_until_now(back_ms: int) -> None:
     edge = Edge(ALONE)
@@ -273,6 +277,7 @@ def test_a_query_that_begins_within_an_hour_has_the_bytes_of_the_rest_of_it() ->
     assert edge.used[BEGIN_MS // HOUR_MS] <= AMOUNT * 0.75 / 4
 
 
+@pytest.mark.nightly
 def test_an_amount_over_all_edges_is_divided_among_the_expected_edges() -> None:
     budget = {"bytes": {"amount": "120KB", "per": "hour", "over": "all"}}
     edge = Edge(budget, edges=["a", "b", "c", "d"])
@@ -281,6 +286,7 @@ def test_an_amount_over_all_edges_is_divided_among_the_expected_edges() -> None:
     assert 0.8 * 30_000 < edge.used[BEGIN_MS // HOUR_MS + 1] <= 30_000
 
 
+@pytest.mark.nightly
 def test_large_and_new_groups_never_exceed_what_is_counted() -> None:
     """Keys of a kilobyte are much larger than the entries from which their size was estimated."""
     edge = Edge(ALONE)

@@ -57,7 +57,7 @@ def test_no_pull_is_due_before_the_report_that_a_slice_waits_for() -> None:
     assert [c.slice_start_ms for body in pulls(edge, due) for c in body.closes] == [0]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("window", [{"tumbling": "1s"}, {"sliding": "4s", "every": "2s"}])
 def test_late_records_do_not_hold_back_later_slices(window: dict[str, str]) -> None:
     edge, rng, lags = core(window=window), np.random.default_rng(1), []

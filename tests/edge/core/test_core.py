@@ -372,7 +372,7 @@ def test_acknowledged_frames_are_dropped_and_the_others_kept() -> None:
     assert [f.seq for f in core.unacked] == [2]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @examples(60)
 @given(
     seed=st.integers(0, 1000),

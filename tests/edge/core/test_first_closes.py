@@ -73,6 +73,7 @@ def test_after_first_closes_queries_share_the_link_equally() -> None:
     assert max(sizes.values()) - min(sizes.values()) <= 2 * largest
 
 
+@pytest.mark.nightly
 def test_a_link_that_is_too_narrow_for_first_closes_still_carries_last_closes_and_other_queries() -> None:
     short = {"tumbling": "1s"}
     edge, now_ms = Shops(*(query(f"q{k}", window=short) for k in range(4)), exact()), 0
@@ -87,6 +88,7 @@ def test_a_link_that_is_too_narrow_for_first_closes_still_carries_last_closes_an
     assert all(edge.bodies(f"q{k}")[-1].through_ms > 5_000 for k in range(4))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("count", "rate", "windows"), [pytest.param(200, 2_048.0, 12, marks=pytest.mark.nightly), (48, 480.0, 8)]
 )
@@ -147,6 +149,7 @@ def test_on_a_wide_link_windows_that_are_late_are_sent_completely() -> None:
     assert dict(sent) == dict.fromkeys(range(4), GROUPS)
 
 
+@pytest.mark.nightly
 def test_only_time_windows_with_a_staleness_budget_alone_are_closed_provisionally() -> None:
     others = {
         "exact": exact(),

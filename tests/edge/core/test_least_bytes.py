@@ -135,7 +135,7 @@ def check_within_budget(edge: Edge, truth: list[FloatArray]) -> None:
 
 
 @pytest.mark.parametrize("column", ["whole", "part"])
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_on_a_wide_link_each_group_above_the_share_is_sent_once_and_rounded(column: str) -> None:
     edge = Edge(query("2s", measures={"v": f"sum({column})"}), 20_000.0)
     truth = edge.run(2, column)
@@ -150,7 +150,7 @@ def test_on_a_wide_link_each_group_above_the_share_is_sent_once_and_rounded(colu
             assert keys == sorted(keys)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_error_budget_alone_is_rounded_too_and_spends_the_link_on_freshness() -> None:
     alone, both = Edge(query(None), 20_000.0), Edge(query("2s"), 20_000.0)
     truth = alone.run(2)
@@ -162,7 +162,7 @@ def test_an_error_budget_alone_is_rounded_too_and_spends_the_link_on_freshness()
     assert both.wire_bytes < alone.wire_bytes
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_on_a_narrow_link_only_what_could_not_drain_in_time_is_sent_early() -> None:
     edge = Edge(query("1s"), 600.0)
     truth = edge.run(5)
@@ -207,7 +207,7 @@ def test_the_moment_of_an_early_send_is_known_ahead() -> None:
     assert pulled(edge.core, pull)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("budget", [{"error": {"v": SHARE}}, None])
 def test_without_a_staleness_a_narrow_link_is_used_late_and_few_entries_are_sent_twice(budget: Any) -> None:
     edge = Edge(query(None, budget=budget), 3_000.0)

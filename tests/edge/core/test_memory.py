@@ -192,6 +192,7 @@ def at(core: EdgeCore, times_ms: list[int], limits: SliceMemoryLimits = LIMITS) 
     return drops
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("budget", [None, {"error": {"total": 1e9, "n": 1e9}}], ids=["exact", "budget"])
 def test_finished_slices_are_counted_and_the_oldest_are_given_up_for_a_stated_loss(
     budget: dict[str, Any] | None,

@@ -298,7 +298,7 @@ def test_a_replayed_journal_calls_the_function_again_and_builds_the_same_frames(
     assert first and scored(lambda: durable(tmp_path).close()) == first  # another frame would raise
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_at_a_tenth_of_the_rate_sums_and_means_are_right_on_average(score: Counting) -> None:
     """200 samples of 2,000 records. A mean of independent estimates is further than 4 standard errors off in one run of
     15,000; two are looked at. Marks are hashes of fixed identities, so every run is the same."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from edge.core import Configured, FrameBuilt, PullEvent
 from edgewater.model.query import QuerySpec
 from edgewater.wire import QueryRef
@@ -74,6 +76,7 @@ def test_a_late_window_does_not_make_the_next_one_late() -> None:
     assert len(edge.sent(1)) >= 20
 
 
+@pytest.mark.nightly
 def test_records_that_arrive_after_their_deadline_are_history_and_are_sent_completely() -> None:
     edge = site()
     edge.sell(0, arrival_ms=500_000)
@@ -99,6 +102,7 @@ def test_an_answer_that_takes_the_center_long_brings_forward_the_deadline_of_its
     assert closed_ms[slow] + 500 <= closed_ms[quick] <= WINDOW_MS + BUDGET_MS
 
 
+@pytest.mark.nightly
 def test_a_backlog_leaves_newer_windows_the_time_until_their_deadline() -> None:
     edge = site()
     edge.sell(0, 1, 2, 3, arrival_ms=39_000)  # three windows of history, and one of now

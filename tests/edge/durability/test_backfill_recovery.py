@@ -173,7 +173,7 @@ def seeds(quick: int, usual: int, full: int) -> list[Any]:
     return [*range(quick), *(pytest.param(s, marks=mark) for s, mark in enumerate(marks, quick))]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", seeds(3, 3, 120))
 def test_any_interleaving_with_crashes_gives_the_totals_of_a_query_that_was_there_before(
     tmp_path: Path, seed: int
@@ -197,7 +197,7 @@ def test_any_interleaving_with_crashes_gives_the_totals_of_a_query_that_was_ther
             through = body.through_ms
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", seeds(3, 3, 40))
 def test_what_can_no_longer_be_read_is_stated_and_nothing_else_is_doubted(tmp_path: Path, seed: int) -> None:
     query = since_query("beginning")

@@ -62,6 +62,7 @@ def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return directory, hard_state(world.edge.core)
 
 
+@pytest.mark.nightly
 @given(seed=st.integers(0, 1 << 30))
 @settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_replay_without_the_memory_of_policies_gives_the_same_state(

@@ -16,7 +16,7 @@ from edgewater.wire import QueryRef
 from tests.edge.recovery_world import Center, World, flights
 from tests.query_specs import query_spec
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 DATA = flights(600, seed=3)
 QUERIES = tuple(

@@ -166,6 +166,7 @@ class Edge:
         return frames
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name",
     [name if number == 0 else pytest.param(name, marks=pytest.mark.nightly) for number, name in enumerate(CASES)],

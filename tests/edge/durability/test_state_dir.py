@@ -157,7 +157,7 @@ def test_a_whole_checkpoint_that_cannot_be_restored_is_not_called_damaged(state:
     assert written(state)["release"] == "9.8.7"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_agent_on_a_state_of_another_release_ends_and_names_it(state: Path) -> None:
     as_written_by(state, format=99, release="9.8.7", clocks={})
     document = {

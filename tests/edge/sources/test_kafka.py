@@ -147,6 +147,7 @@ POISON = (
 )  # fmt: skip
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("more", [{}, {"key": "k"}], ids=["body", "with-key"])
 def test_a_poison_message_costs_only_itself_and_its_offset_is_named(
     broker: KafkaBroker, more: dict[str, Any], caplog: pytest.LogCaptureFixture

@@ -272,7 +272,7 @@ def agent(tmp_path: Path) -> Iterator[AgentProcess]:
     agent.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_restart_counts_each_record_with_the_version_that_it_has_seen(agent: AgentProcess, tmp_path: Path) -> None:
     sites, events = tmp_path / "sites.csv", tmp_path / "events.ndjson"
     events.write_text(lines(0, 30))

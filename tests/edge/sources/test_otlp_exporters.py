@@ -106,6 +106,7 @@ def test_metrics_and_spans_of_the_sdk_are_records_and_a_counter_counts_its_incre
     assert [len(values) for source, values in found if source.endswith("traces")] == [1]
 
 
+@pytest.mark.nightly
 def test_grpc_needs_a_token_and_tls_and_refuses_what_is_too_large_or_malformed(agent_of: Start, tmp_path: Path) -> None:
     certificates = make_certificates(tmp_path, {"edge": "IP:127.0.0.1"})
     address = free_address()

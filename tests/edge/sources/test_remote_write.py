@@ -312,6 +312,7 @@ def test_bodies_that_cannot_be_decoded_are_refused(edge: Edge, body: bytes, stat
     assert edge.send((named("up"), [(1.0, 0)])).status_code == 204, "the next request is accepted"
 
 
+@pytest.mark.nightly
 def test_a_hundred_thousand_metrics_and_empty_series_take_bounded_memory(
     edge: Edge, monkeypatch: pytest.MonkeyPatch
 ) -> None:

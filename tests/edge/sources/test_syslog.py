@@ -469,7 +469,7 @@ def wait_for(process: AgentProcess, records: int) -> None:
         assert process.records() == records, process.metrics()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "options", [["--octet-count", "--rfc5424"], ["--rfc3164"]], ids=["octet counting", "lines of RFC 3164"]
 )
@@ -485,7 +485,7 @@ def test_every_message_of_logger_arrives_over_tcp(
     wait_for(process, SENT)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_messages_of_logger_arrive_over_udp(agent: Callable[..., AgentProcess], tmp_path: Path, logger: str) -> None:
     port = free_port(socket.SOCK_DGRAM)
     process = agent(listen=f"127.0.0.1:{port}", protocol="udp", receive_buffer="4MiB")
@@ -498,7 +498,7 @@ def test_messages_of_logger_arrive_over_udp(agent: Callable[..., AgentProcess], 
     wait_for(process, 100)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "framing", ["tls", *(pytest.param(name, marks=pytest.mark.full) for name in ("octet-counted", "traditional"))]
 )
@@ -542,7 +542,7 @@ def test_every_message_of_rsyslog_arrives(
     assert not [name for name in process.metrics() or {} if "rejected_records_total{" in name]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_agent_counts_no_message_twice_and_states_a_loss(agent: Callable[..., AgentProcess]) -> None:
     port = free_port()
     process = agent(listen=f"127.0.0.1:{port}")

@@ -43,6 +43,7 @@ def test_two_links_that_give_the_same_arrivals_give_the_same_statement() -> None
     assert low.low_bytes_s < 4_096.0 < low.mid_bytes_s
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("demand", [15_000, 60_000])
 def test_a_rate_that_halves_is_believed_after_a_few_messages(demand: int) -> None:
     halved = bucket(1_600.0, 50.0, trace=((0.0, 1.0), (62_000.0, 0.5)))

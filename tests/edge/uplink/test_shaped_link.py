@@ -60,6 +60,7 @@ def namespace(tc: str, request: pytest.FixtureRequest) -> Iterator[str]:
         yield name
 
 
+@pytest.mark.nightly
 def test_the_rate_of_a_kernel_s_shaper_is_stated_and_frames_arrive_as_predicted(namespace: str, tmp_path: Path) -> None:
     (said,) = asyncio.run(sent_through(namespace, 750_000, tmp_path, ["jfk"]))
     # The kernel counts headers of Ethernet, too, and a busy machine delays arrivals.

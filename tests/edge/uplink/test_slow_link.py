@@ -49,6 +49,7 @@ class Busy(Agent):
         super().on_ack(through)
 
 
+@pytest.mark.nightly
 async def test_values_are_at_most_as_old_as_the_bytes_in_flight(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (port, catalog), Proxy(port) as proxy:
         catalog.queries.register(SPEC, 1)

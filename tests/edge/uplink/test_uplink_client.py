@@ -77,6 +77,7 @@ async def test_queries_and_shares_come_down_and_statuses_go_up(tmp_path: Path, a
         assert [(s.accepted, s.code) for s in statuses.values()] == [(False, "invalid-query")]
 
 
+@pytest.mark.nightly
 async def test_the_link_is_measured_by_acknowledgements_and_heartbeats(tmp_path: Path, agent: Agent) -> None:
     async with gateway(tmp_path, queries=[SPEC]) as (port, _catalog), running(uplink(port, agent)):
         agent.make(frame(n, 20_000) for n in range(200))
@@ -86,6 +87,7 @@ async def test_the_link_is_measured_by_acknowledgements_and_heartbeats(tmp_path:
         assert 0 <= link.rtt_ms < 1_000 * PATIENCE_S  # echoes count whole milliseconds: none on a fast machine
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", [0, *at_night(1, 2, 3)])
 async def test_a_link_that_is_cut_again_and_again_loses_nothing_and_doubles_nothing(tmp_path: Path, seed: int) -> None:
     cuts = np.random.default_rng(seed)
@@ -143,6 +145,7 @@ async def test_a_frame_made_durable_while_the_link_breaks_is_sent_once_and_in_or
         assert entries(catalog) == [0, 1, 2]
 
 
+@pytest.mark.nightly
 async def test_a_link_that_drops_all_data_is_detected_and_replaced(tmp_path: Path, agent: Agent) -> None:
     limits = LinkLimits(heartbeat_s=0.02, reconnect_max_s=0.02, silence_s=0.3)
     async with gateway(tmp_path, queries=[SPEC]) as (port, catalog), Proxy(port) as proxy:

@@ -59,6 +59,7 @@ def told(parts: list[SubstreamStatistics]) -> dict[tuple[object, ...], tuple[Int
     return result
 
 
+@pytest.mark.nightly
 @examples(30)
 @given(st.integers(0, 10_000), st.sampled_from([0, 500_000]))
 def test_the_statistics_of_a_group_equal_those_of_a_separate_monitor(seed: int, spread_ms: int) -> None:

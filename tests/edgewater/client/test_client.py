@@ -149,7 +149,7 @@ def test_windows_are_one_table_over_all_pages(two_hours, monkeypatch):
         assert [len(a) for a in filtered] == [1, 0, 0, 0, 0]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("windows", [200, *at_night(1000)])  # the next test has the sizes of pages
 def test_a_range_of_many_rows_is_a_table_within_a_time_out_that_is_short_for_all_of_them(desk, windows):
     query = desk.register_over("jfk", measures={"n": "count()", "delay": "quantiles(dep_delay)"}, lateness="0s")

@@ -50,7 +50,7 @@ def said(result: Result) -> Any:
     return json.loads(result.stdout)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_query_is_added_listed_shown_followed_and_removed(desk, run, tmp_path):
     desk.connect("jfk")
     file = tmp_path / "q.yaml"
@@ -128,7 +128,7 @@ def test_a_query_is_changed_by_file_and_in_an_editor(desk, run, tmp_path, monkey
         assert "it ends by itself: it has the windows that start before 2013-01-01T01:00:00Z" in short
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_answers_are_shown_and_followed_without_control_characters(two_hours, run):
     desk, query = two_hours
     desk.report_both(query, T0 + 2 * HOUR, {"\x1b[2Jred": 2})

@@ -48,6 +48,7 @@ def test_a_log_is_lines_of_json_if_it_is_asked_for() -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", found["time"])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_a_process_goes_on_while_nobody_reads_its_log_and_states_what_it_left_out(form: str) -> None:
     """The pipe and the queue are full long before the last line."""
@@ -75,6 +76,7 @@ log.info("after")
     assert b"after" in read[-1]
 
 
+@pytest.mark.nightly
 def test_a_process_ends_while_nobody_reads_its_log() -> None:
     with started("text", f"for i in range({MAX_WAITING * 2}): log.info('x' * 100)\nsys.exit(3)") as process:
         assert process.wait() == 3

@@ -161,6 +161,7 @@ def check(aggregate: GroupedAggregate, model: dict[Any, list[Any]]) -> None:
             assert all(math.isnan(answers[m].value[group]) for m in ("low", "mean", "q"))
 
 
+@pytest.mark.nightly
 @examples(150)
 @given(records(), st.integers(0, 4))
 def test_groups_equal_a_dictionary_of_lists(given: Any, cut: int) -> None:

@@ -52,6 +52,7 @@ def link(updates_s: float, **more: Any) -> SimulatedLink:
     return SimulatedLink(updates_s * 32, bytes_per_update=32.0, **more)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("eviction", [*EVICTIONS[:2], *at_night(*EVICTIONS[2:])])
 @pytest.mark.parametrize("measure,budget", [("sum(value)", 300_000.0), ("count()", 12.0), ("max(value)", 40_000.0)])
 def test_under_an_error_budget_the_center_is_within_it_and_what_is_withheld_is_stated(
@@ -63,6 +64,7 @@ def test_under_an_error_budget_the_center_is_within_it_and_what_is_withheld_is_s
     np.testing.assert_allclose(out.stated, out.error, rtol=1e-9)
 
 
+@pytest.mark.nightly
 def test_a_combined_budget_takes_the_fewest_updates_that_keep_both_limits() -> None:
     budget = 300_000.0
     fewest = run(TRACE, query(error={"v": budget}), link(FAST), SimulatedPolicy("optimal")).updates
@@ -77,6 +79,7 @@ def test_a_combined_budget_takes_the_fewest_updates_that_keep_both_limits() -> N
             assert out.updates == fewest
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("updates_s", [SLOW, *at_night(FAST)])
 def test_no_budget_costs_more_updates_than_exact_results(updates_s: float) -> None:
     short = TRACE.rows(np.flatnonzero(TRACE.times_ms < 2 * WINDOW_MS))
@@ -85,6 +88,7 @@ def test_no_budget_costs_more_updates_than_exact_results(updates_s: float) -> No
         assert run(short, query(error={"v": budget}), link(updates_s)).updates <= 1.02 * exact, "in expectation"
 
 
+@pytest.mark.nightly
 def test_a_relative_budget_is_kept_by_every_group_over_all_edges() -> None:
     out = _values(query(error={"v": "5%"}), edges=3)
     for sent, true in out:
@@ -112,6 +116,7 @@ def test_without_a_budget_the_center_has_the_truth() -> None:
     np.testing.assert_allclose(out.error, 0.0, atol=1e-3)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("sizing", SIZINGS)
 @pytest.mark.parametrize("estimate", ["acc", *at_night("explicit")])
 def test_under_a_staleness_budget_the_deadline_is_kept_and_what_is_omitted_is_stated(
@@ -158,12 +163,14 @@ def test_a_deadline_of_about_one_send_is_kept(updates_s: float) -> None:
     np.testing.assert_allclose(out.stated, out.error, rtol=1e-9)
 
 
+@pytest.mark.nightly
 def test_the_same_run_twice_is_the_same_run() -> None:
     first, second = (run(TRACE, query(staleness="1s"), link(SLOW, jitter_ms=20.0)) for _ in range(2))
     assert first.staleness.tolist() == second.staleness.tolist()
     assert (first.error.tolist(), first.updates, first.bytes) == (second.error.tolist(), second.updates, second.bytes)
 
 
+@pytest.mark.nightly
 def test_the_fast_center_equals_the_merge_of_production() -> None:
     frames: dict[int, list[bytes]] = {}
 
@@ -212,6 +219,7 @@ def test_a_window_that_is_late_delays_the_next_one() -> None:
     assert out.staleness[0] < out.staleness[1] < out.staleness[2]
 
 
+@pytest.mark.nightly
 def test_a_hook_that_hands_out_shares_reaches_the_edges() -> None:
     heard: list[int] = []
 

@@ -76,6 +76,7 @@ def test_a_staleness_budget_is_met_and_a_missed_accuracy_is_stated():
     assert row["contract_met"] < 1
 
 
+@pytest.mark.nightly
 def test_the_same_seed_gives_the_same_result():
     first = run(windows=2)
     assert run(windows=2) == first
@@ -111,6 +112,7 @@ def test_recorded_downloads_arrive_in_the_order_of_the_file(tmp_path):
     assert (events.event_ms < 3000).all()
 
 
+@pytest.mark.nightly
 def test_a_skewed_measure_is_not_given_up_on_the_first_few_records(tmp_path):
     """Of a log that arrives in the next hour a few dozen rows are there shortly after the window's end."""
     rng = np.random.default_rng(4)
@@ -135,6 +137,7 @@ def command(*arguments):
     return CliRunner().invoke(main, ["simulate", "early-answers", *arguments])
 
 
+@pytest.mark.nightly
 def test_the_command_prints_all_columns():
     result = command("--windows", "3", "--measure", "count", "--json")
     assert result.exit_code == 0, result.output
@@ -144,6 +147,7 @@ def test_the_command_prints_all_columns():
     assert names <= row.keys()
 
 
+@pytest.mark.nightly
 def test_several_runs_print_a_list_of_json_objects():
     rows = json.loads(command("--windows", "2", "--measure", "count,sum", "--json").stdout)
     assert [row["measure"] for row in rows] == ["count", "sum"]
@@ -155,6 +159,7 @@ def test_help_explains_the_output():
         assert word in text
 
 
+@pytest.mark.nightly
 def test_the_command_compares_all_algorithms_and_plots(tmp_path):
     plot = tmp_path / "p.png"
     result = command("--windows", "2", "--algorithm", "all", "--plot", str(plot))
@@ -178,6 +183,7 @@ def test_invalid_options_are_refused(option, value):
     assert "is not accepted" in result.output
 
 
+@pytest.mark.nightly
 def test_without_a_terminal_there_is_no_progress_bar():
     result = command("--windows", "2", "--measure", "count")
     assert result.exit_code == 0

@@ -97,6 +97,7 @@ def refused(*arguments: object) -> str:
     return result.stderr.splitlines()[-1]
 
 
+@pytest.mark.nightly
 def test_rows_start_with_the_documented_keys_and_include_all_policies(trace: Path, flags: Flags) -> None:
     found = rows(trace, *flags(), "--policy", "all", "--budget", "1%", "--staleness", "10%", "--edges", 2)
     for row in found:
@@ -136,6 +137,7 @@ def test_csv_gzip_ndjson_and_parquet_give_the_same_rows(tmp_path: Path, flags: F
         assert rows(*files, *flags(), "--budget", "1%", "--policy", "batching") == wanted
 
 
+@pytest.mark.nightly
 def test_the_same_seed_gives_the_same_rows_in_any_number_of_processes(trace: Path, flags: Flags) -> None:
     arguments = (trace, *flags(), "--budget", "2%", "--policy", "random", "--edges", 2, "--windows", 1)
     first = rows(*arguments, "--policy", "caching")
@@ -175,6 +177,7 @@ def test_a_query_with_a_staleness_budget_sweeps_staleness(trace: Path, tmp_path:
     assert all(r["staleness_p95"] <= r["budget"] * (1 + 1e-9) for r in found)
 
 
+@pytest.mark.nightly
 def test_combined_budgets_show_bytes_against_error_and_staleness(trace: Path, flags: Flags, tmp_path: Path) -> None:
     grid = ("--budget", "1%", "--budget", "10%", "--staleness", "1s", "--staleness", "10s", "--windows", 2)
     file = tmp_path / "plan.svg"
@@ -206,6 +209,7 @@ def test_a_query_with_a_combined_budget_sweeps_the_error(trace: Path, tmp_path: 
     assert [r["budget_amount"] for r in found if r["budget_of_query"]] == [50]
 
 
+@pytest.mark.nightly
 def test_a_modelled_connection_shows_the_bytes_of_headers_and_the_delay_of_the_link(trace: Path, flags: Flags) -> None:
     given = (*flags(), "--budget", "5%", "--policy", "caching", "--policy", "batching")
     updates, wire, far = (rows(trace, *given, *more) for more in ((), ("--wire",), ("--wire", "--delay", "2s")))
@@ -220,6 +224,7 @@ def test_a_modelled_connection_shows_the_bytes_of_headers_and_the_delay_of_the_l
             assert row == more == most
 
 
+@pytest.mark.nightly
 def test_count_max_and_min_are_supported(trace: Path, flags: Flags) -> None:
     found = rows(trace, *flags(measures={"n": "count()"}), "--budget", "5%", "--policy", "optimal")
     assert found[0]["aggregate"] == "count"
@@ -230,6 +235,7 @@ def test_count_max_and_min_are_supported(trace: Path, flags: Flags) -> None:
         assert caching["error_p95"] <= 0.05 * (1 + 1e-9)
 
 
+@pytest.mark.nightly
 def test_records_are_assigned_to_edges_by_a_column(trace: Path, flags: Flags) -> None:
     by_region = plan(trace, *flags(), "--budget", "1%", "--policy", "batching", "--edge-column", "region")
     assert "edges: 2, assigned by the column region (2 values)" in by_region.stderr
@@ -258,6 +264,7 @@ def test_a_date_and_a_time_of_day_are_joined(tmp_path: Path, flags: Flags) -> No
     assert joined == rows(write_csv(tmp_path / "u.csv", columns()), *flags(), *budget)
 
 
+@pytest.mark.nightly
 def test_a_table_and_plots_are_written(trace: Path, flags: Flags, tmp_path: Path) -> None:
     first, second = tmp_path / "a.svg", tmp_path / "b.svg"
     arguments = (trace, *flags(), "--budget", "0", "--budget", "50", "--staleness", "1s", "--policy", "optimal")

@@ -193,6 +193,7 @@ EIGHT = [f"sum(value * {1 + k / 7:.3f} + {k})" for k in range(8)]
 """Different measures: the session's compression would send equal ones once."""
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("beside", "bucket"),
     [
@@ -218,6 +219,7 @@ def test_every_window_is_stated_before_its_deadline(beside: str, bucket: int, tm
         assert max(errors) <= 0.02 and max(errors) <= 1.5 * min(errors) + 0.002
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("limit", [1 << 10, 1 << 20])
 def test_a_configured_bandwidth_below_or_above_the_truth_costs_no_deadline(limit: int, tmp_path: Path) -> None:
     queries = [query("q", EIGHT[0], {"staleness": f"{STALENESS_MS}ms"})]
@@ -267,6 +269,7 @@ def late_closes(sites: Sequence[Site], starts: Sequence[int], edges: int) -> lis
     ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("edges", "bucket", "least"),
     [

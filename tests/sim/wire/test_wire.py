@@ -33,12 +33,14 @@ def seconds(done: PolicyOutcome) -> float:
     return float(done.staleness.max() * WINDOW_MS / 1000)
 
 
+@pytest.mark.nightly
 def test_a_run_repeats_itself() -> None:
     first, second = outcome(QUERY, NARROW), outcome(QUERY, NARROW)
     assert first.bytes == second.bytes
     assert np.array_equal(first.staleness, second.staleness)
 
 
+@pytest.mark.nightly
 def test_exact_answers_are_exact_and_as_late_as_the_link_makes_them() -> None:
     narrow, wide = outcome(QUERY, NARROW), outcome(QUERY, WIDE)
     for done in (narrow, wide):
@@ -49,11 +51,13 @@ def test_exact_answers_are_exact_and_as_late_as_the_link_makes_them() -> None:
     assert narrow.bytes < 2 * EDGES * 4096.0 * span_s
 
 
+@pytest.mark.nightly
 def test_the_center_s_time_is_part_of_an_answer_s_delay() -> None:
     fast, slow = (outcome(QUERY, WIDE, center=times) for times in (FAST, replace(FAST, answer_s=0.7)))
     assert seconds(slow) == pytest.approx(seconds(fast) + 0.7, abs=0.01)
 
 
+@pytest.mark.nightly
 def test_an_error_budget_takes_fewer_bytes_and_holds() -> None:
     exact = outcome(QUERY, NARROW)
     limit = 0.02 * float(exact.largest.max())
@@ -63,6 +67,7 @@ def test_an_error_budget_takes_fewer_bytes_and_holds() -> None:
     assert done.stated.max() <= limit
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("rate", [4_096.0, 65_536.0])
 def test_the_first_window_is_hardly_later_than_the_others_although_the_link_is_unknown(rate: float) -> None:
     done = outcome(QUERY, SimulatedLink(rate, latency_ms=50))
@@ -72,6 +77,7 @@ def test_the_first_window_is_hardly_later_than_the_others_although_the_link_is_u
     assert seconds_of[0] < 0.7 * done.bytes / WINDOWS / EDGES / rate + 0.5
 
 
+@pytest.mark.nightly
 def test_a_staleness_budget_is_kept_on_a_link_that_is_too_narrow_for_exact_answers() -> None:
     narrow = SimulatedLink(1024.0, latency_ms=50)
     exact, done = outcome(QUERY, narrow), outcome(replace(QUERY, budget=StalenessBudget(1_500)), narrow)
@@ -80,6 +86,7 @@ def test_a_staleness_budget_is_kept_on_a_link_that_is_too_narrow_for_exact_answe
     assert done.error[-1] > 0.0
 
 
+@pytest.mark.nightly
 def test_an_interrupted_link_delays_the_answers_and_loses_nothing() -> None:
     cut = replace(NARROW, trace=((9_000.0, 0.0), (17_000.0, 1.0)))
     done = outcome(QUERY, cut)

@@ -74,7 +74,7 @@ def csv_lines(start: int, stop: int) -> str:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["ndjson", "csv", "gz", "parquet"])
 def test_files_read_once(world: Any, read: Any, ndjson: Any, kind: str) -> None:
     options: dict[str, Any] = {"format": "ndjson" if kind == "gz" else kind}
@@ -117,7 +117,7 @@ def follow(world: Any, pattern: str, *steps: Callable[[], object]) -> list[Chunk
     return chunks
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_files_that_are_followed_together(world: Any, ndjson: Any) -> None:
     world.write("a.log", ndjson(0, 20))
     world.write("b.log", ndjson(100, 120))

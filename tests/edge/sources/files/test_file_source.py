@@ -42,6 +42,7 @@ def test_no_matching_file_is_an_error_unless_files_are_waited_for(world: Any, re
         read(world.source("*.ndjson"))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".zst"])
 def test_a_large_file_comes_in_blocks_that_can_be_read_again(
     world: Any, read: Any, ndjson: Any, numbers: Any, suffix: str
@@ -78,6 +79,7 @@ def broken_lines(numbers: range, arrival_ms: int) -> str:
     return "".join(f'{arrival_ms},"two\n{arrival_ms},x,-1,,\n""c{n}""",{n},,\n' for n in numbers)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize("block_bytes", [None, 200])
 def test_records_with_line_breaks_are_read_from_any_position_and_across_blocks(
@@ -135,6 +137,7 @@ def test_a_followed_record_counts_when_its_last_line_has_come_and_an_open_quote_
 PATTERN = r"t=(?P<t>\d+) distance=(?P<distance>\d+)(?P<carrier> c)?(?P<delay> d)?(?P<late> l)?"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("options", [{"format": "logfmt"}, {"regex": {"pattern": PATTERN}}])
 def test_lines_of_text_are_read_on_from_any_position(
     world: Any, read: Any, numbers: Any, arrival_ms: int, options: dict[str, Any]
@@ -242,6 +245,7 @@ def test_csv_without_a_header_line_takes_its_columns_from_the_configuration(
     every_position_gives_the_same_batch(source, chunks)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("keep", [0.2, 0.5, 0.99])
 def test_a_truncated_gz_gives_what_is_whole_and_the_source_goes_on(
     world: Any, read: Any, ndjson: Any, numbers: Any, keep: float

@@ -88,6 +88,7 @@ def test_there_are_no_false_negatives_in_an_overfull_filter(kind: type, load: fl
         assert held.query(Count()).value == len(values)
 
 
+@pytest.mark.nightly
 def test_the_false_positive_rate_is_as_stated() -> None:
     """4 million absent values; beyond 5 standard deviations of the Poisson distribution: 6e-7 per case."""
     outside = np.arange(4_000_000) - (1 << 40)

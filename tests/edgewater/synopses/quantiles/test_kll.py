@@ -32,6 +32,7 @@ def alternating(n: int, below: int) -> np.ndarray:
     return np.where(np.arange(n) % (below + 1) == below, 1.0, -1.0) * np.arange(1, n + 1)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("data", ["sorted", "alternating", *at_night("shuffled", "duplicates")])
 @pytest.mark.parametrize("parts", [1, pytest.param(24, marks=pytest.mark.full)])
 def test_ranks_are_unbiased_and_their_variance_is_the_tracked_one(data: str, parts: int) -> None:
@@ -96,6 +97,7 @@ def test_rank_intervals_are_at_most_twice_as_wide_as_needed() -> None:
     assert np.mean(widths) < 1.7 * np.quantile(errors, 0.95)
 
 
+@pytest.mark.nightly
 def test_for_error_holds_for_one_pass_small_batches_and_small_partials() -> None:
     rng = np.random.default_rng(SEED)
     for epsilon in (0.2, 0.05, 0.01):

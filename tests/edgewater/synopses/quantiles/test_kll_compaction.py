@@ -10,6 +10,7 @@ from edgewater.synopses import Kll, Quantile, Rank, from_bytes, merge_bytes
 SEED = 31
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("ordered", [False, True])
 def test_ranks_of_hundreds_of_merged_sketches_are_within_the_stated_error(ordered: bool) -> None:
     """Intervals at 1 - 1e-7 per rank for 18 ranks; the error is that of k, for any order of merges."""
@@ -30,7 +31,7 @@ def test_ranks_of_hundreds_of_merged_sketches_are_within_the_stated_error(ordere
     assert from_bytes(merged.to_bytes()).query(Quantile(0.5)) == merged.query(Quantile(0.5))  # type: ignore[union-attr]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ranks_after_merging_bytes_are_unbiased_and_their_error_is_well_within_the_stated_one() -> None:
     """6 seeds × 5 ranks: the mean error exceeds 3.3 standard errors for one of a thousand choices of seeds. The stated
     bound at 95 % holds for any data, so it is at least twice the root mean square of normal errors."""
@@ -50,7 +51,7 @@ def test_ranks_after_merging_bytes_are_unbiased_and_their_error_is_well_within_t
     assert abs(np.mean(errors)) < 3.3 * root / np.sqrt(len(errors) / 5), "errors of one sketch are correlated"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_thousands_of_kll_sketches_keep_their_bound() -> None:
     """Rank errors are within the stated ones, at 1 - 1e-6 per rank for 19 ranks."""
     rng = np.random.default_rng(6)
