@@ -40,13 +40,13 @@ demo: $(STAMP)demo ## run everything on a year of New York flights: center, thre
 # A worker that ends is not replaced: pytest-xdist 3.8 waits for ever for the rest of its group.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -n 3 --dist loadgroup --max-worker-restart 0
 
-test: $(STAMP)prepared ## all tests, on two cores; ARGS="tests/center -k ledger" picks some
+test: $(STAMP)prepared ## all tests but the heavy ones, on two cores; ARGS="tests/center -k ledger" picks some
 	@$(PYTEST) $(ARGS)
 
 test-all: $(STAMP)prepared ## the same with every law of the synopses on every data set, and the nightly tests
 	@$(PYTEST) --full -m "not data and not images" $(ARGS)
 
-nightly: $(STAMP)prepared ## the tests that repeat the proof of others, with other or larger input
+nightly: $(STAMP)prepared ## the heavy tests, which CI runs too: whole runs, kills, statistics, further cells
 	@$(PYTEST) -m nightly $(ARGS)
 
 test-data: $(STAMP)dev ## the tests that need the data sets in ../shared/data
