@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import logging
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from edgewater.runtime.tasks import Tasks
 
 ROOT = Path(__file__).resolve().parents[3]
 STARTERS = {"create_task", "ensure_future", "Thread", "Timer", "TaskGroup", "run_coroutine_threadsafe"}
+BEGINNING = re.compile(rf"{'|'.join(STARTERS)}|tasks\.(start|thread)", re.IGNORECASE)
 OWN = {
     "edge/agent/agent.py": {"_run"},  # waits for the stop
     "edge/agent/source_reading.py": {"read_all", "_read_sources", "_open"},  # awaited by the task `sources`
@@ -58,8 +60,9 @@ SUPERVISED = {
 def modules() -> Iterator[tuple[str, ast.Module]]:
     for folder in ("edge", "center", "edgewater"):
         for path in sorted((ROOT / folder).rglob("*.py")):
-            if "batch" not in path.parts:
-                yield str(path.relative_to(ROOT)), ast.parse(path.read_text())
+            text = path.read_text()
+            if "batch" not in path.parts and BEGINNING.search(text):
+                yield str(path.relative_to(ROOT)), ast.parse(text)
 
 
 def name_of(node: ast.expr) -> str:
