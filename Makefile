@@ -47,7 +47,7 @@ test-all: $(STAMP)prepared ## the same with every law of the synopses on every d
 	@$(PYTEST) --full -m "not data and not images" $(ARGS)
 
 nightly: $(STAMP)prepared ## the heavy tests, which CI runs too: whole runs, kills, statistics, further cells
-	@$(PYTEST) -m nightly $(ARGS)
+	@$(PYTEST) -m "nightly and not data and not images" $(ARGS)
 
 test-data: $(STAMP)dev ## the tests that need the data sets in ../shared/data
 	@test -d ../shared/data || { echo "make test-data: there is no ../shared/data; make test needs none"; exit 1; }
