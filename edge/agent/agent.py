@@ -28,7 +28,6 @@ from edge.records import Chunk, Source, guesses
 from edge.source_status import SourceStates
 from edge.sources import GrpcReceivers, PushEndpoint, StreamReceiver, Unavailable, package_receivers
 from edge.sources.lookups import StreamLookups
-from edge.tap import StreamTap, tap_routes
 from edge.uplink import DailyQuota, Uplink, UplinkOutbox
 from edge.utilization import BusyMeter, QueryCosts
 from edgewater.base.errors import InvalidConfig, OutdatedState, Retired, StorageError
@@ -81,7 +80,6 @@ class Agent:
     meter: BusyMeter
     costs: QueryCosts
     backfills: BackfillRunner
-    tap: StreamTap
     states: SourceStates
     reading: SourceReading
     now_ms: Callable[[], int]
@@ -116,7 +114,7 @@ class Agent:
         health, endpoint = self.health().routes(), self.endpoint()
         pages = Middleware(CORSMiddleware, http.origins, ["POST"], ["*"], expose_headers=["Retry-After"])
         pushed = [Mount("", routes=endpoint.routes, middleware=[pages] if http.origins else [])]
-        push = tap_routes(self.config, self.tap) + ([] if http.metrics else health) + pushed
+        push = ([] if http.metrics else health) + pushed
         guard = Middleware(LocalHosts, hosts=http.hosts, key="http.hosts", refuse=self._misdirected)
         apps = [(http.listen, "http.listen", Starlette(False, push, [] if http.authenticates else [guard]), http.tls)]
         if http.metrics is not None:
@@ -266,7 +264,6 @@ class Agent:
             return counted
         if stream in self.lookups:
             chunk = self.lookups[stream].joined(chunk)
-        self.tap.offer(stream, chunk)
         self.states.count(chunk.source, chunk)
         if chunk.batch.num_rows or chunk.rejected_records or chunk.series is not None:
             with self.meter.busy(chunk.source):

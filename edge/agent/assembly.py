@@ -31,7 +31,6 @@ from edge.source_kinds import KeptSource
 from edge.source_status import SourceStates
 from edge.sources import build_sources, replay_clock
 from edge.sources.lookups import StreamLookups, joined, open_lookups
-from edge.tap import StreamTap
 from edge.uplink import DailyQuota, LinkLimits, TlsFiles, Uplink, UplinkOutbox, Workload
 from edge.utilization import BusyMeter, QueryCosts, no_marker
 from edgewater.base.errors import StorageError
@@ -160,7 +159,7 @@ def open_agent(config: EdgeConfig) -> Agent:
         now_ms=now_ms,
         monotonic=time.monotonic,
     )
-    tap, states = StreamTap(config.streams), SourceStates(meter)
+    states = SourceStates(meter)
     for source in sources:
         states.add(source)
     reading = SourceReading(
@@ -172,7 +171,6 @@ def open_agent(config: EdgeConfig) -> Agent:
         backfills=backfills,
         meter=meter,
         states=states,
-        tap=tap,
         retired=uplink.retired,
         limits=config.limits,
         now_ms=now_ms,
@@ -187,7 +185,6 @@ def open_agent(config: EdgeConfig) -> Agent:
         meter,
         costs,
         backfills,
-        tap,
         states,
         reading,
         now_ms,

@@ -14,7 +14,6 @@ from edge.durability import DurableCore, JournalGroupCommit
 from edge.read_pace import ReadPace
 from edge.records import Chunk, Position, Source
 from edge.source_status import SourceStates
-from edge.tap import StreamTap
 from edge.uplink import Input, UplinkOutbox
 from edge.utilization import BusyMeter
 from edgewater.base.errors import InvalidInput
@@ -69,7 +68,6 @@ class SourceReading:
         backfills: BackfillRunner,
         meter: BusyMeter,
         states: SourceStates,
-        tap: StreamTap,
         retired: asyncio.Event,
         limits: LimitsConfig,
         now_ms: Callable[[], int],
@@ -77,7 +75,7 @@ class SourceReading:
     ) -> None:
         self.sources = sources
         self._durable, self._commit, self._outbox, self._pace = durable, commit, outbox, pace
-        self._backfills, self._meter, self._states, self._tap = backfills, meter, states, tap
+        self._backfills, self._meter, self._states = backfills, meter, states
         self._retired, self._limits, self._now_ms, self._monotonic = retired, limits, now_ms, monotonic
         self.failing: dict[str, tuple[str, float]] = {}
         self.backpressured: set[str] = set()
@@ -175,7 +173,6 @@ class SourceReading:
     async def _read_until_end(self, source: Source) -> None:
         async for chunk in _contained(source.chunks(self._durable.state.positions.get(source.name))):
             self._end_failure(source.name)
-            self._tap.offer(source.stream, chunk)
             self._states.count(source.name, chunk)
             self._open(source, chunk.opens)
             self._ingest(source, chunk)
