@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import ssl
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -63,7 +64,6 @@ class Agent:
 
     Attributes:
         now_ms: the wall clock.
-        monotonic: seconds of a monotonic clock.
         skipped: numbers of valid values that are not records, by (stream, reason).
         refused: numbers of refused requests and closed connections of clients that push, by reason.
         lookups: the lookups of each stream that has lookups.
@@ -83,7 +83,6 @@ class Agent:
     states: SourceStates
     reading: SourceReading
     now_ms: Callable[[], int]
-    monotonic: Callable[[], float]
     daily_quota: DailyQuota | None = None
     lookups: dict[str, StreamLookups] = field(default_factory=dict)
     configuration_failure: Callable[[], str] = str
@@ -199,9 +198,9 @@ class Agent:
                     await asyncio.sleep(max(GONE_CHECKPOINT_S, pause_s))
             input_gone.clear()
             if self.durable.journal_bytes != written or self.commit.failure is not None:
-                began_s = self.monotonic()
+                began_s = time.monotonic()
                 await self.commit.checkpoint()
-                pause_s = CHECKPOINT_PAUSES * (self.monotonic() - began_s)
+                pause_s = CHECKPOINT_PAUSES * (time.monotonic() - began_s)
                 written = self.durable.journal_bytes
                 release_free_memory()
 
@@ -288,21 +287,7 @@ class Agent:
 
     def health(self) -> AgentHealth:
         """Returns the operator's view of this agent."""
-        return AgentHealth(
-            self.durable,
-            self.outbox,
-            self.uplink,
-            self.costs,
-            self.meter,
-            self.states,
-            self.reading,
-            refused=self.refused,
-            skipped=self.skipped,
-            lookups=self.lookups,
-            missing=self.missing,
-            configuration_failure=self.configuration_failure,
-            failures=self.tasks.failures,
-        )
+        return AgentHealth(self)
 
     def missing(self) -> list[str]:
         """Returns the reasons why this edge is not ready: its own, and the sources that cannot be read."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 from edge.backfill_runner import BackfillRunner
@@ -47,7 +48,6 @@ class SourceReading:
         retired: set when the center has retired this edge: then no source is read.
         limits: bounds of memory.
         now_ms: the wall clock.
-        monotonic: seconds of a monotonic clock.
 
     Attributes:
         sources: all sources, also those that were opened while the agent runs.
@@ -62,7 +62,6 @@ class SourceReading:
         sources: list[Source],
         durable: DurableCore,
         commit: JournalGroupCommit,
-        *,
         outbox: UplinkOutbox,
         pace: ReadPace,
         backfills: BackfillRunner,
@@ -71,12 +70,11 @@ class SourceReading:
         retired: asyncio.Event,
         limits: LimitsConfig,
         now_ms: Callable[[], int],
-        monotonic: Callable[[], float],
     ) -> None:
         self.sources = sources
         self._durable, self._commit, self._outbox, self._pace = durable, commit, outbox, pace
         self._backfills, self._meter, self._states = backfills, meter, states
-        self._retired, self._limits, self._now_ms, self._monotonic = retired, limits, now_ms, monotonic
+        self._retired, self._limits, self._now_ms = retired, limits, now_ms
         self.failing: dict[str, tuple[str, float]] = {}
         self.backpressured: set[str] = set()
         self.retry_s = SOURCE_RETRY_S
@@ -93,7 +91,7 @@ class SourceReading:
         """Returns the error message of each source that currently cannot be read, by source name."""
         for name, (_, at_s) in list(self.failing.items()):
             # it has looked for input since, and there was none
-            if self._meter.empty_for_s(name) < self._monotonic() - at_s:
+            if self._meter.empty_for_s(name) < time.monotonic() - at_s:
                 self._end_failure(name)
         return {name: message for name, (message, _) in self.failing.items()}
 
@@ -163,7 +161,7 @@ class SourceReading:
                         log.error("cannot read source %s: %s; retry every %.0f s", source.name, exc, self.retry_s)
                         if not isinstance(exc.__cause__, InvalidInput | OSError):
                             log.error("the failure of source %s", source.name, exc_info=exc.__cause__)
-                    self.failing[source.name] = str(exc), self._monotonic()
+                    self.failing[source.name] = str(exc), time.monotonic()
                     with self._meter.backpressured(source.name):
                         await asyncio.sleep(self.retry_s)
         self._durable.handle(SourceEnded(source.stream, source.name))
@@ -268,7 +266,7 @@ class SourceReading:
                         source.committed(committed[source.name])
                     except Exception as exc:  # the other sources continue
                         log.exception("source %s cannot acknowledge its records", source.name)
-                        self.failing[source.name] = f"{type(exc).__name__}; the log says more", self._monotonic()
+                        self.failing[source.name] = f"{type(exc).__name__}; the log says more", time.monotonic()
 
     async def fingerprint_inputs(self) -> None:
         """Stores the fingerprints of the files that are read. Runs until it is cancelled.

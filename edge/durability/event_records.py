@@ -52,11 +52,6 @@ from edgewater.wire import uplink_pb2 as pb
 # Kinds of journal records. Numbers are never reused. `RAN` is only in journals of earlier releases.
 CONFIGURED, SOURCES_OPENED, RANGE, PAYLOAD, SOURCE_ENDED, TICK, PULL, ACKED, BUDGET, SAMPLING, LOST = range(1, 12)
 BACKFILL, BACKFILL_ENDED, MEMORY_LIMITED, RAN, RUN = range(12, 17)
-_NAMES = (
-    "configured sources-opened range payload source-ended tick pull acked budget sampling lost "
-    "backfill backfill-ended memory-limited ran run"
-)
-KIND_NAMES = dict(enumerate(_NAMES.split(), CONFIGURED))
 
 # `json.dumps` would make an encoder for each record.
 _encode_json = json.JSONEncoder(

@@ -15,5 +15,5 @@ from edge.sources.factory import (
 from edge.sources.grpc_receiving import GrpcReceivers
 from edge.sources.http import StreamReceiver
 from edge.sources.pacing import PacedSource, replay_clock
-from edge.sources.receiving import BearerTokens, PushEndpoint, Unavailable
+from edge.sources.receiving import PushEndpoint, Unavailable
 from edge.sources.stdin import StdinSource
