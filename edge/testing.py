@@ -31,7 +31,7 @@ from typing import Any, ClassVar
 
 from edge.agent import Agent, open_agent
 from edge.config import parse_config
-from edge.core import Configured
+from edge.core.events import Configured
 from edge.durability import PAYLOAD, journal
 from edge.process import now_ms
 from edge.records import Position

@@ -23,12 +23,15 @@ from edge.agent.health import AgentHealth
 from edge.agent.source_reading import SourceReading
 from edge.backfill_runner import BackfillRunner
 from edge.config import EdgeConfig, HttpTlsConfig
-from edge.core import Ingested
+from edge.core.events import Ingested
 from edge.durability import DurableCore, JournalGroupCommit
 from edge.records import Chunk, Source, guesses
 from edge.source_status import SourceStates
-from edge.sources import GrpcReceivers, PushEndpoint, StreamReceiver, Unavailable, package_receivers
+from edge.sources.factory import package_receivers
+from edge.sources.grpc_receiving import GrpcReceivers
+from edge.sources.http import StreamReceiver
 from edge.sources.lookups import StreamLookups
+from edge.sources.receiving import PushEndpoint, Unavailable
 from edge.uplink import DailyQuota, Uplink, UplinkOutbox
 from edge.utilization import BusyMeter, QueryCosts
 from edgewater.base.errors import InvalidConfig, OutdatedState, Retired, StorageError

@@ -23,15 +23,19 @@ from edge.agent.agent import Agent
 from edge.agent.source_reading import SourceReading, sources_opened
 from edge.backfill_runner import BackfillRunner
 from edge.config import EdgeConfig, StreamConfig
-from edge.core import EdgeCore, InputLost, SliceMemoryLimits, StreamSpec
+from edge.core.core import EdgeCore
+from edge.core.events import InputLost
+from edge.core.memory import SliceMemoryLimits
+from edge.core.streams import StreamSpec
 from edge.durability import DurableCore, JournalGroupCommit, QuotaFile, load_identity
 from edge.process import now_ms
 from edge.read_pace import ReadPace
 from edge.records import CoalesceTime, Position, Source, shortest_wait
 from edge.source_kinds import KeptSource
 from edge.source_status import SourceStates
-from edge.sources import build_sources, replay_clock
+from edge.sources.factory import build_sources
 from edge.sources.lookups import StreamLookups, joined, open_lookups
+from edge.sources.pacing import replay_clock
 from edge.uplink import DailyQuota, LinkLimits, Uplink, UplinkOutbox, Workload
 from edge.utilization import BusyMeter, QueryCosts, no_marker
 from edgewater.base.errors import StorageError

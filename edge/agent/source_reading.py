@@ -10,7 +10,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 from edge.backfill_runner import BackfillRunner
 from edge.config import LimitsConfig
-from edge.core import EdgeCore, Ingested, InputLost, SliceMemoryLimits, SourceEnded, SourcesOpened, TickEvent
+from edge.core.core import EdgeCore
+from edge.core.events import Ingested, InputLost, SourceEnded, SourcesOpened, TickEvent
+from edge.core.memory import SliceMemoryLimits
 from edge.durability import DurableCore, JournalGroupCommit
 from edge.read_pace import ReadPace
 from edge.records import Chunk, Position, Source

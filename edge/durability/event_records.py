@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.lib.introspect import opt_func_info
 
-from edge.core import (
-    QUEUED,
+from edge.core.core import QUEUED
+from edge.core.events import (
     Acked,
     BackfillEnded,
     BackfillIngested,
@@ -29,7 +29,6 @@ from edge.core import (
     FrameBuilt,
     Ingested,
     InputLost,
-    MemoryAction,
     MemoryLimited,
     PullEvent,
     PullReplayed,
@@ -38,6 +37,7 @@ from edge.core import (
     SourcesOpened,
     TickEvent,
 )
+from edge.core.memory import MemoryAction
 from edge.durability.journal import Record
 from edge.records import Position, PushId, RejectedRecords
 from edge.series import SeriesUpdate

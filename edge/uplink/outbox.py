@@ -11,18 +11,10 @@ from contextlib import suppress
 from heapq import nlargest
 from itertools import islice
 
-from edge.core import (
-    Acked,
-    BudgetSet,
-    Configured,
-    DriftRates,
-    FrameBuilt,
-    PullEvent,
-    QueryPipeline,
-    QueryRefused,
-    SamplingSet,
-    StreamState,
-)
+from edge.core.drift import DriftRates
+from edge.core.events import Acked, BudgetSet, Configured, FrameBuilt, PullEvent, QueryRefused, SamplingSet
+from edge.core.query_pipeline import QueryPipeline
+from edge.core.streams import StreamState
 from edge.durability import DurableCore, JournalGroupCommit
 from edge.uplink.flow_control import LinkForecast
 from edge.uplink.link_reports import LinkReports

@@ -12,7 +12,7 @@ import click
 import numpy as np
 import pyarrow as pa
 
-from edge.codecs import MS_PER_UNIT
+from edge.codecs.schema import MS_PER_UNIT
 from edgewater.base.errors import InvalidConfig
 from edgewater.base.streams import TIME_COLUMN
 from edgewater.model.link_forecast import Load, verdict

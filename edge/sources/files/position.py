@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edge.codecs import NO_BYTES, Digest
+from edge.codecs.decompression import NO_BYTES, Digest
 from edge.records import Position, Rejection
 from edgewater.base.errors import StorageError
 

@@ -24,7 +24,7 @@ from starlette.applications import Starlette
 
 from edge.agent import Agent, open_agent
 from edge.config import parse_config
-from edge.core import Configured
+from edge.core.events import Configured
 from edge.process import now_ms
 from edge.receivers import Body, Request
 from edge.records import Chunk

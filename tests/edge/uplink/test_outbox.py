@@ -15,7 +15,9 @@ import pytest
 from center.budgets import Grant
 from center.catalog import Catalog
 from center.ingest.budget_sync import grants_of
-from edge.core import EdgeCore, Ingested, SourceEnded, SourcesOpened, StreamSpec
+from edge.core.core import EdgeCore
+from edge.core.events import Ingested, SourceEnded, SourcesOpened
+from edge.core.streams import StreamSpec
 from edge.durability import DurableCore, JournalGroupCommit
 from edge.records import RejectedRecords
 from edge.uplink import Input, UplinkOutbox
