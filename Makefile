@@ -157,4 +157,4 @@ compare: $(STAMP)dev $(if $(findstring quick,$(ARGS)),,$(FLINK)) ## Edgewater be
 	@$(PY) -m bench.compare $(if $(wildcard $(FLINK)),--flink $(FLINK)) $(ARGS)
 
 clean: ## remove what was built, not the virtual environment
-	rm -rf build dist .edgewater demo-report.json bench/out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist .edgewater bench/out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

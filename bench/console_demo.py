@@ -58,8 +58,8 @@ KEPT = [(name, 1280, "light") for name in PAGES] + [("query", 1280, "dark"), ("o
 def demo(directory: Path, seconds: float) -> Iterator[str]:
     """Starts the demo as a user does; yields the address of the console that it prints."""
     command = [sys.executable, "-m", "edgewater", "demo", "--stay", "--port", "0", "--seconds", str(seconds)]
-    options = ["--directory", str(directory), "--report", str(directory / "report.json")]
-    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    command += ["--directory", str(directory)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         printed = []
         try:

@@ -24,7 +24,8 @@ from bench.budgets.workload import CRAN_WINDOW_MS, cran
 from bench.data import DOWNLOADS_WEEK, existing
 from bench.outcome import OUT, store_result
 from center.budgets import BudgetAllocator, BudgetReport
-from edge.core import BudgetSet, DriftRates
+from edge.core.drift import DriftRates
+from edge.core.events import BudgetSet
 from edgewater.base.streams import EdgeId
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import FloatArray, IntArray

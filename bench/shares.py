@@ -20,18 +20,10 @@ import pyarrow as pa
 
 from bench.outcome import OUT, store_result
 from center.budgets import AllocationPolicy, BudgetAllocator, BudgetReport
-from edge.core import (
-    Acked,
-    BudgetSet,
-    Configured,
-    DriftRates,
-    EdgeCore,
-    FrameBuilt,
-    Ingested,
-    PullEvent,
-    SourcesOpened,
-    StreamSpec,
-)
+from edge.core.core import EdgeCore
+from edge.core.drift import DriftRates
+from edge.core.events import Acked, BudgetSet, Configured, FrameBuilt, Ingested, PullEvent, SourcesOpened
+from edge.core.streams import StreamSpec
 from edgewater.base.streams import TIME_COLUMN, EdgeId
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import GroupedAggregate

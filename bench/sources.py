@@ -23,17 +23,13 @@ import numpy as np
 import pyarrow as pa
 
 from bench.outcome import OUT, store_result
-from edge.codecs import (
-    ACCESS_TIME,
-    CsvDialect,
-    EventTime,
-    LineDecoder,
-    LinePattern,
-    RecordSchema,
-    SyslogFormat,
-    TextFormat,
-    TextFormatName,
-)
+from edge.codecs.access_log import ACCESS_TIME
+from edge.codecs.csv_codec import CsvDialect
+from edge.codecs.fields_codec import LinePattern
+from edge.codecs.formats import TextFormat, TextFormatName
+from edge.codecs.line_decoder import LineDecoder
+from edge.codecs.schema import EventTime, RecordSchema
+from edge.codecs.syslog import SyslogFormat
 from edge.receivers import Body, Request
 from edge.records import BLOCK_BYTES
 from edge.series import SeriesMemory

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
 
-from edge.core import BackfillEnded, BackfillIngested
+from edge.core.events import BackfillEnded, BackfillIngested
 from edge.durability import DurableCore
 from edge.records import Source
 from edgewater.base.errors import InvalidInput

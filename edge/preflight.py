@@ -18,13 +18,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from edge.codecs import DAY_MS
+from edge.codecs.schema import DAY_MS
 from edge.config import EdgeConfig, FileConfig, PackageSourceConfig, SourceConfig, StreamConfig
 from edge.durability import IDENTITY, load_identity
 from edge.query_preview import QueryPreview
 from edge.records import Decoded, Rejection, Rejections
 from edge.source_kinds import SourceContext
-from edge.sources import build_source, check_package, file_opener, package_sources
+from edge.sources.factory import build_source, check_package, file_opener, package_sources
 from edge.sources.files import matching_files
 from edge.sources.lookups import StreamLookups, load_table, open_lookups
 from edgewater.base.errors import InvalidConfig, InvalidInput, InvalidQuery, StorageError, did_you_mean

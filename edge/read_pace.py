@@ -8,7 +8,7 @@ The closer the source's watermark is to the end of a window, the shorter the wai
 
 from __future__ import annotations
 
-from edge.core import EdgeCore
+from edge.core.core import EdgeCore
 from edge.records import COALESCE_S
 from edgewater.base.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.model.windows import window_ends

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from starlette.responses import Response
 
-from edge.codecs import RecordSchema
+from edge.codecs.schema import RecordSchema
 from edge.records import Chunk, Decoded, Position, Rejection, UnrepeatableSource
 from edge.series import SeriesMemory, SeriesUpdate
 from edge.utilization import ActivityMarker, no_marker

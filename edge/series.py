@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,8 @@ FORGET_NS = 86_400 * 10**9  # limit: memory of series that have ended
 _ENDED = -1  # format: no row
 """The start of a remembered point after which the end of its series was reported."""
 _KIND = "series"
+_NAMES = ("start", "time", "bits", "is_int", "extra")  # format: of checkpoints
+_DTYPES = (np.int64, np.int64, np.int64, np.bool_, np.float64)  # format: of checkpoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class Points:
         time_ns: time of the point.
         bits: the total, not negative: an integer, or the bits of a float64.
         is_int: whether `bits` is an integer.
-        extra: a second total, which may also decrease, such as the sum of a histogram; None for zeros.
+        extra: a second total, which may also decrease, such as the sum of a histogram; zeros if there is none.
     """
 
     keys: Sequence[bytes]
@@ -47,14 +50,15 @@ class Points:
     time_ns: IntArray
     bits: IntArray
     is_int: BoolArray
-    extra: FloatArray = None  # type: ignore[assignment]  # see `__post_init__`
-
-    def __post_init__(self) -> None:
-        if self.extra is None:
-            object.__setattr__(self, "extra", np.zeros(len(self.bits)))  # type: ignore[unreachable]
+    extra: FloatArray
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    @property
+    def columns(self) -> tuple[npt.NDArray[Any], ...]:
+        """All arrays, in the order of the constructor."""
+        return self.start_ns, self.time_ns, self.bits, self.is_int, self.extra
 
     @property
     def floats(self) -> FloatArray:
@@ -90,7 +94,7 @@ class Increments:
     Attributes:
         counts: whether the point has an increment. A point that is rejected, late or repeated has none. The first point
             of a series also has none if its total may have begun before the memory.
-        bits, is_int, extra: the increments, in the form of `Points`.
+        added: the increments, as the totals of points.
         out_of_order: whether the point is rejected, because it is late and has another start, or because another point
             has the same time and another total. Probably two processes send the same series.
         guesses: masks of the points whose increments, or whose lack of increments, are assumed.
@@ -99,21 +103,15 @@ class Increments:
     """
 
     counts: BoolArray
-    bits: IntArray
-    is_int: BoolArray
-    extra: FloatArray
+    added: Points
     out_of_order: BoolArray
     too_many: BoolArray
     guesses: Mapping[DropReason, BoolArray]
     update: SeriesUpdate
 
-    @property
-    def floats(self) -> FloatArray:
-        return np.where(self.is_int, self.bits.astype(np.float64), self.bits.view(np.float64))
 
-
-def _none() -> IntArray:
-    return np.zeros(0, np.int64)
+def _no_points() -> Points:
+    return Points((), *(np.zeros(0, dtype) for dtype in _DTYPES))  # type: ignore[arg-type]
 
 
 @dataclass(slots=True)
@@ -127,11 +125,7 @@ class SeriesMemory:
 
     since_ns: int
     _rows: dict[bytes, int] = field(default_factory=dict)
-    _start_ns: IntArray = field(default_factory=_none)
-    _time_ns: IntArray = field(default_factory=_none)
-    _bits: IntArray = field(default_factory=_none)
-    _is_int: BoolArray = field(default_factory=lambda: np.zeros(0, np.bool_))
-    _extra: FloatArray = field(default_factory=lambda: np.zeros(0))
+    _last: Points = field(default_factory=_no_points)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -156,7 +150,7 @@ class SeriesMemory:
         stale = np.zeros(known, np.bool_)
         if known + len(first_of) > max_series:
             forget_before_ns = now_ns - FORGET_NS
-            stale = self._time_ns[:known] < forget_before_ns
+            stale = self._last.time_ns[:known] < forget_before_ns
             stale[ids[ids < known]] = False
         too_many = ids >= known + max(max_series - known + int(stale.sum()), 0)
         in_memory = ids < known
@@ -170,7 +164,7 @@ class SeriesMemory:
         guesses[DropReason.LATE_TOTAL] = late & (points.floats != 0)
         last = _take(points, order[np.append(ids[order][1:] != ids[order][:-1], True)[: len(order)]])
         update = SeriesUpdate(self._with_ends(last, ended), since_ns, forget_before_ns)
-        return Increments(counts, added.bits, added.is_int, added.extra, out_of_order, too_many, guesses, update)
+        return Increments(counts, added, out_of_order, too_many, guesses, update)
 
     def last_ns(self, keys: Sequence[bytes]) -> IntArray:
         """Returns the times of the last points of series; -1 for a series that is not in the memory."""
@@ -184,12 +178,9 @@ class SeriesMemory:
         last = replace(last, start_ns=np.where(start_ns == 0, last.start_ns, start_ns).astype(np.int64))
         keys = [key for key in ended.keys() - set(last.keys) if key in self._rows]
         known = self._points(np.array([self._rows[key] for key in keys], np.int64))
-        joined = {
-            name: np.concatenate([getattr(last, name), getattr(known, name)])
-            for name in ("time_ns", "bits", "is_int", "extra")
-        }
-        ends = np.full(len(keys), _ENDED, np.int64)
-        return Points([*last.keys, *keys], start_ns=np.concatenate([last.start_ns, ends]), **joined)
+        known = replace(known, start_ns=np.full(len(keys), _ENDED))
+        joined = map(np.concatenate, zip(last.columns, known.columns, strict=True))
+        return Points([*last.keys, *keys], *joined)
 
     def _numbered(self, keys: Sequence[bytes]) -> tuple[IntArray, dict[bytes, int]]:
         """Returns a number for each point's series, and the new series. The number is the row, or follows all rows for
@@ -226,26 +217,19 @@ class SeriesMemory:
         out_of_order[order[repeated & (points.floats[order] != points.floats[order][first])]] = True
         order, follows = order[~repeated], follows[~repeated]
         shifted = np.append(order[:1], order[:-1])
-        previous = Points(
-            (),
-            np.where(follows, points.start_ns[shifted], before.start_ns[order]),
-            np.where(follows, points.time_ns[shifted], before.time_ns[order]),
-            np.where(follows, points.bits[shifted], before.bits[order]),
-            np.where(follows, points.is_int[shifted], before.is_int[order]),
-            np.where(follows, points.extra[shifted], before.extra[order]),
-        )
+        pairs = zip(points.columns, before.columns, strict=True)
+        previous = Points((), *(np.where(follows, of_batch[shifted], of_row[order]) for of_batch, of_row in pairs))
         return order, previous, follows | in_memory[order], out_of_order, is_late & is_process & ~is_included
 
     def _points(self, rows: IntArray) -> Points:
         """Returns the last points of series by row. Row -1 gives a point with start 0 and time 0."""
 
-        def of(column: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+        def of(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
             if not len(column):
                 return np.zeros(len(rows), column.dtype)
             return np.where(rows < 0, np.zeros(1, column.dtype), column[rows])
 
-        columns = (self._start_ns, self._time_ns, self._bits, self._is_int, self._extra)
-        return Points((), *map(of, columns))  # type: ignore[arg-type]
+        return Points((), *map(of, self._last.columns))
 
     def apply(self, update: SeriesUpdate) -> None:
         self.since_ns = update.since_ns
@@ -253,32 +237,26 @@ class SeriesMemory:
             self._forget(update.forget_before_ns, update.last.keys)
         rows = self._rows
         at = np.array([rows.setdefault(key, len(rows)) for key in update.last.keys], np.int64)
-        if len(rows) > len(self._start_ns):
-            more = len(rows) + len(rows) // 4 - len(self._start_ns)
-            self._start_ns, self._time_ns, self._bits = (
-                np.append(column, np.zeros(more, np.int64)) for column in (self._start_ns, self._time_ns, self._bits)
-            )
-            self._is_int = np.append(self._is_int, np.zeros(more, np.bool_))
-            self._extra = np.append(self._extra, np.zeros(more))
+        if (more := len(rows) - len(self._last.bits)) > 0:
+            free = more + len(rows) // 4
+            self._last = Points((), *(np.append(each, np.zeros(free, each.dtype)) for each in self._last.columns))
         # A point without a start does not replace the known start.
-        start_ns = update.last.start_ns
-        self._start_ns[at] = np.where((start_ns != 0) | (self._start_ns[at] < 0), start_ns, self._start_ns[at])
-        self._time_ns[at], self._bits[at] = update.last.time_ns, update.last.bits
-        self._is_int[at], self._extra[at] = update.last.is_int, update.last.extra
+        known_ns, start_ns = self._last.start_ns[at], update.last.start_ns
+        last = replace(update.last, start_ns=np.where((start_ns != 0) | (known_ns < 0), start_ns, known_ns))
+        for remembered, new in zip(self._last.columns, last.columns, strict=True):
+            remembered[at] = new
 
     def _forget(self, before_ns: int, but: Sequence[bytes]) -> None:
-        stays = self._time_ns[: len(self)] >= before_ns
+        stays = self._last.time_ns[: len(self)] >= before_ns
         stays[[self._rows[key] for key in but if key in self._rows]] = True
         left = np.flatnonzero(stays)
         keys = list(self._rows)
         self._rows = {keys[row]: at for at, row in enumerate(left.tolist())}
-        self._start_ns, self._time_ns, self._bits = self._start_ns[left], self._time_ns[left], self._bits[left]
-        self._is_int, self._extra = self._is_int[left], self._extra[left]
+        self._last = Points((), *(column[left] for column in self._last.columns))
 
     def to_bytes(self) -> bytes:
         """Returns all series. O(n)."""
-        every = self._points(np.arange(len(self)))
-        last = Points(list(self._rows), every.start_ns, every.time_ns, every.bits, every.is_int, every.extra)
+        last = replace(self._points(np.arange(len(self))), keys=list(self._rows))
         return _pack(last, {"since_ns": self.since_ns})
 
     @classmethod
@@ -312,35 +290,27 @@ def _added(
     }
     difference = np.where(both_int, now.bits - previous.bits, (now.floats - previous.floats).view(np.int64))
     differs = has_previous & ~begins & ~smaller
-    bits, is_int, extra = points.bits.copy(), points.is_int.copy(), points.extra.copy()
-    bits[order] = np.where(differs, difference, now.bits)
-    is_int[order] = np.where(differs, both_int, now.is_int)
+    added = replace(points, bits=points.bits.copy(), is_int=points.is_int.copy(), extra=points.extra.copy())
+    added.bits[order] = np.where(differs, difference, now.bits)
+    added.is_int[order] = np.where(differs, both_int, now.is_int)
     with np.errstate(invalid="ignore"):  # an infinite sum grows by an unknown number, NaN
-        extra[order] = np.where(differs, now.extra - previous.extra, now.extra)
+        added.extra[order] = np.where(differs, now.extra - previous.extra, now.extra)
     for reason, at_order in guesses.items():
         guesses[reason] = np.zeros(len(points), np.bool_)
         guesses[reason][order] = at_order
-    return counts, Points(points.keys, points.start_ns, points.time_ns, bits, is_int, extra), guesses
+    return counts, added, guesses
 
 
 def _take(points: Points, at: IntArray) -> Points:
-    keys = [points.keys[each] for each in at.tolist()]
-    columns = (points.start_ns, points.time_ns, points.bits, points.is_int, points.extra)
-    return Points(keys, *(column[at] for column in columns))  # type: ignore[arg-type]
+    return Points([points.keys[each] for each in at.tolist()], *(column[at] for column in points.columns))
 
 
 def _pack(last: Points, numbers: dict[str, int]) -> bytes:
-    arrays = {
-        "start": last.start_ns,
-        "time": last.time_ns,
-        "bits": last.bits,
-        "is_int": last.is_int,
-        "extra": last.extra,
-    }
+    arrays = dict(zip(_NAMES, last.columns, strict=True))
     return State({**numbers, "count": len(last)}, {"keys": b"".join(last.keys), **arrays}).pack(_KIND)
 
 
 def _unpack(data: bytes) -> tuple[Points, dict[str, int]]:
     state = State.unpack(data, _KIND)
     keys = [state.arrays["keys"][at : at + KEY_BYTES] for at in range(0, state.numbers["count"] * KEY_BYTES, KEY_BYTES)]
-    return Points(keys, *(state.arrays[name] for name in ("start", "time", "bits", "is_int", "extra"))), state.numbers
+    return Points(keys, *(state.arrays[name] for name in _NAMES)), state.numbers

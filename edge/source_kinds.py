@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel
 
-from edge.codecs import RecordSchema
+from edge.codecs.schema import RecordSchema
 from edge.receivers import Receiver
 from edge.records import CoalesceTime, Decoded, Source, UnrepeatableSource, shortest_wait
 from edge.utilization import ActivityMarker, no_marker

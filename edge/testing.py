@@ -31,8 +31,8 @@ from typing import Any, ClassVar
 
 from edge.agent import Agent, open_agent
 from edge.config import parse_config
-from edge.core import Configured
-from edge.durability import KIND_NAMES, journal
+from edge.core.events import Configured
+from edge.durability import PAYLOAD, journal
 from edge.process import now_ms
 from edge.records import Position
 from edgewater.base.streams import Delivery
@@ -167,7 +167,7 @@ class _Run:
         found: dict[str, Position] = {}
         for path in sorted(self.agent.durable.directory.glob("journal-*.log")):
             for record in journal.scan(path.read_bytes()).records:
-                if KIND_NAMES[record.kind] == "payload":
+                if record.kind == PAYLOAD:
                     head = json.loads(record.payload[4 : 4 + int.from_bytes(record.payload[:4], "little")])
                     if "end" in head:
                         found[head["source"]] = head["end"]

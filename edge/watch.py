@@ -1,15 +1,12 @@
-"""`edgewater edge top` and `edge tap`: show one agent by requests to its own address, without a center."""
+"""`edgewater edge top`: shows one agent by requests to its own address, without a center."""
 
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import click
 import httpx
@@ -21,9 +18,8 @@ from edge.config import load_config
 from edgewater.base.errors import EdgewaterError, InvalidConfig, ProtocolError, plain
 from edgewater.runtime.configuration import split_address
 from edgewater.runtime.http_exchange import failure
-from edgewater.runtime.terminal import console, show_again, table
+from edgewater.runtime.terminal import show_again, table
 
-TOKEN = "EDGEWATER_EDGE_TOKEN"
 PREFIX = "edgewater_edge_"
 Samples = dict[str, dict[tuple[str, ...], float]]
 """Values of metrics, by the metric's name without its prefix, then by the values of its labels. The stream is first."""
@@ -33,34 +29,15 @@ class AgentUnreachable(EdgewaterError):
     """The agent does not answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class AgentAddress:
-    """The URLs of an agent.
+def _metrics_url(where: str) -> str:
+    """Returns the base URL of an agent's /metrics and /readyz, from its address, with or without a scheme, or from its
+    configuration file.
 
-    Attributes:
-        metrics: base URL of /metrics and /readyz.
-        records: base URL of pushes.
-        token: the token for pushes; None without tokens.
+    Raises InvalidConfig.
     """
-
-    metrics: str
-    records: str
-    token: str | None
-
-    @classmethod
-    def of(cls, where: str) -> AgentAddress:
-        """Returns the address from a URL, or from the agent's configuration file. Raises InvalidConfig."""
-        if not Path(where).is_file():
-            base = _base_url(where)
-            return cls(base, base, os.environ.get(TOKEN))
+    if Path(where).is_file():
         http = load_config(Path(where)).http
-        records = f"{'https' if http.tls else 'http'}://{http.listen}"
-        token = http.tokens[0].get_secret_value() if http.tokens else None
-        return cls(f"http://{http.metrics}" if http.metrics else records, records, token)
-
-
-def _base_url(where: str) -> str:
-    """Returns the URL of an address with or without a scheme. Raises InvalidConfig."""
+        return f"http://{http.metrics}" if http.metrics else f"{'https' if http.tls else 'http'}://{http.listen}"
     if where.startswith(("http://", "https://")):
         return where.rstrip("/")
     try:
@@ -71,21 +48,21 @@ def _base_url(where: str) -> str:
     return f"http://{where}"
 
 
-def _get(client: httpx.Client, url: str, **request: Any) -> httpx.Response:
+def _get(client: httpx.Client, url: str) -> httpx.Response:
     try:
-        return client.get(url, **request)
+        return client.get(url)
     except (httpx.TransportError, httpx.InvalidURL) as exc:
         raise AgentUnreachable(f"cannot reach the agent at {url}: {failure(exc)}; does it run?") from None
 
 
-def samples(client: httpx.Client, address: AgentAddress) -> Samples:
+def samples(client: httpx.Client, metrics_url: str) -> Samples:
     """Returns the agent's metrics.
 
     Raises:
         AgentUnreachable: nothing answers.
         ProtocolError: the server that answers is no agent.
     """
-    url = f"{address.metrics}/metrics"
+    url = f"{metrics_url}/metrics"
     response = _get(client, url)
     found: Samples = {}
     try:
@@ -104,10 +81,10 @@ def samples(client: httpx.Client, address: AgentAddress) -> Samples:
     return found
 
 
-def look(client: httpx.Client, address: AgentAddress) -> dict[str, Any]:
+def look(client: httpx.Client, metrics_url: str) -> dict[str, Any]:
     """Returns the agent's state as JSON."""
-    found = samples(client, address)
-    ready = _get(client, f"{address.metrics}/readyz")
+    found = samples(client, metrics_url)
+    ready = _get(client, f"{metrics_url}/readyz")
 
     def by_name(metric: str) -> dict[str, float]:
         return {"/".join(labels): value for labels, value in sorted(found.get(metric, {}).items())}
@@ -115,7 +92,7 @@ def look(client: httpx.Client, address: AgentAddress) -> dict[str, Any]:
     def one(metric: str) -> float | None:
         return found.get(metric, {}).get(())
 
-    sources = _sources(client, address)
+    sources = _sources(client, metrics_url)
 
     def by_reason(kind: str) -> dict[str, int]:
         counts: dict[str, int] = {}
@@ -161,9 +138,9 @@ def _reasons(response: httpx.Response) -> list[str]:
         return [response.text[:200]]
 
 
-def _sources(client: httpx.Client, address: AgentAddress) -> list[dict[str, Any]]:
+def _sources(client: httpx.Client, metrics_url: str) -> list[dict[str, Any]]:
     """Returns the status of each source, as `edge.source_status.SourceStatus.to_json`. Raises ProtocolError."""
-    url = f"{address.metrics}/v1/sources"
+    url = f"{metrics_url}/v1/sources"
     response = _get(client, url)
     try:
         return list(response.json()["sources"])
@@ -173,16 +150,16 @@ def _sources(client: httpx.Client, address: AgentAddress) -> list[dict[str, Any]
 
 def top(where: str, interval_s: float, once: bool, as_json: bool) -> None:
     """Shows an agent's state once, or until Ctrl-C."""
-    address = AgentAddress.of(where)
+    metrics_url = _metrics_url(where)
     with httpx.Client(timeout=10, trust_env=False) as client:
         if as_json:
-            click.echo(json.dumps(look(client, address)))
+            click.echo(json.dumps(look(client, metrics_url)))
             return
         last = list[tuple[Mapping[str, Any], float]]()
 
         def view() -> Group:
             before, at = last[0] if last else (None, 0.0)
-            state, now = look(client, address), time.monotonic()
+            state, now = look(client, metrics_url), time.monotonic()
             last[:] = [(state, now)]
             return _view(state, before, now - at)
 
@@ -258,32 +235,3 @@ def _time(seconds: float | None) -> str:
     from edgewater.base.timestamps import rfc3339
 
     return "none" if seconds is None else rfc3339(int(seconds * 1000))
-
-
-def tap(where: str, stream: str, source: str, records: int, wait_s: float, as_json: bool) -> None:
-    """Prints decoded records of the next chunk of a stream."""
-    address = AgentAddress.of(where)
-    headers = {"Authorization": f"Bearer {address.token}"} if address.token else {}
-    with httpx.Client(timeout=wait_s + 10, trust_env=False) as client:
-        url = f"{address.records}/v1/streams/{quote(stream, safe='')}/tap"
-        response = _get(client, url, params={"records": records, "wait": wait_s, "source": source}, headers=headers)
-    try:
-        found = response.json()
-        if not response.is_success:
-            raise ProtocolError(str(found["detail"]))
-    except (ValueError, KeyError, TypeError):
-        raise ProtocolError(f"{url}: status {response.status_code}; is it an agent's address?") from None
-    if as_json:
-        click.echo(json.dumps(found))
-        return
-    if found["source"] is None:
-        click.echo(f"no record of {plain(stream)} has been read within {wait_s:g} s", err=True)
-        return
-    click.echo(f"{plain(found['source'])}: {len(found['records'])} of {found['of']} records of a chunk")
-    if found["records"]:
-        columns = list(found["records"][0])
-        console().print(table(columns, [[str(r[c]) for c in columns] for r in found["records"]]))
-    for rejection in found["rejected"]:
-        click.echo(f"rejected: {plain(json.dumps(rejection, ensure_ascii=False))}")
-    for guess in found.get("guessed", ()):
-        click.echo(f"on a guess: {plain(json.dumps(guess, ensure_ascii=False))}")

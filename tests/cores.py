@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from edge.core import Configured, EdgeCore, Effect, FrameBuilt, PullEvent, SourcesOpened, StreamSpec
-from edge.core.events import Event
+from edge.core.core import EdgeCore
+from edge.core.events import Configured, Effect, Event, FrameBuilt, PullEvent, SourcesOpened
+from edge.core.streams import StreamSpec
 from edgewater.model.query import QuerySpec
 from edgewater.wire import Frame, QueryRef
 

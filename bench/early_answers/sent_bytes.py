@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from edge.core import Acked, Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
+from edge.core.core import EdgeCore
+from edge.core.events import Acked, Configured, FrameBuilt, Ingested, PullEvent, SourcesOpened
+from edge.core.streams import StreamSpec
 from edgewater.base.streams import LIVE, TIME_COLUMN
 from edgewater.model.query import QuerySpec
 from edgewater.wire import Frame, QueryRef

@@ -8,11 +8,13 @@ from pathlib import Path
 
 from bench.first_light.edge_rates import COLUMNS, QUERY
 from edge.config import parse_config
-from edge.core import Configured, EdgeCore, Ingested, SourcesOpened, StreamSpec
+from edge.core.core import EdgeCore
+from edge.core.events import Configured, Ingested, SourcesOpened
+from edge.core.streams import StreamSpec
 from edge.durability import DurableCore
 from edge.process import now_ms
 from edge.records import Source
-from edge.sources import build_sources
+from edge.sources.factory import build_sources
 from edgewater.base.streams import type_name
 from edgewater.wire import QueryRef
 

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from edge.core import Configured, EdgeCore, Ingested, SourcesOpened, StreamSpec
+from edge.core.core import EdgeCore
+from edge.core.events import Configured, Ingested, SourcesOpened
+from edge.core.streams import StreamSpec
 from edgewater.base.streams import TIME_COLUMN
 from edgewater.model.query import QuerySpec
 from edgewater.wire import QueryRef

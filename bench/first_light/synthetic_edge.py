@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from edge.process import now_ms
-from edge.uplink import BudgetUpdate, LinkForecast, LinkLimits, QueryStatusReport, Uplink
+from edge.uplink import LinkForecast, LinkLimits, Uplink, accepted
 from edge.uplink.outbox import MAX_PULLED_FRAMES
 from edgewater.model.query import QuerySpec
 from edgewater.model.window_range import NO_BORDERS, WindowRange
@@ -111,15 +111,12 @@ class SyntheticEdge:
             self.acked_at[seq] = now
 
     def on_queries(
-        self,
-        version: int,
-        queries: Sequence[tuple[QueryRef, QuerySpec]],
-        windows: Mapping[QueryRef, WindowRange] = NO_BORDERS,
-    ) -> Sequence[QueryStatusReport]:
+        self, queries: Sequence[tuple[QueryRef, QuerySpec]], windows: Mapping[QueryRef, WindowRange] = NO_BORDERS
+    ) -> Sequence[pb.QueryStatus]:
         self.queries = {ref.name: ref for ref, _ in queries}
-        return [QueryStatusReport(ref, True) for ref, _ in queries]
+        return [accepted(ref) for ref, _ in queries]
 
-    def on_budget(self, update: BudgetUpdate) -> None:
+    def on_budget(self, budget: pb.Budget) -> None:
         return
 
     def on_sampling(self, query: QueryRef, rate: float, clock_offset_ms: float, reason: SamplingReason) -> None:

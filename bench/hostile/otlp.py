@@ -16,7 +16,7 @@ from bench.hostile.mutate import mutated_bytes
 from bench.hostile.pushes import LIMITS, NOW_MS, _memory, _mutated_text, _refusals
 from bench.hostile.targets import Target, register
 from bench.sources import otlp_request
-from edge.codecs import EventTime, RecordSchema
+from edge.codecs.schema import EventTime, RecordSchema
 from edge.receivers import Request
 from edge.series import SeriesMemory
 from edge.source_kinds import SourceContext

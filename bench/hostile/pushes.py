@@ -10,7 +10,9 @@ import pyarrow as pa
 
 from bench.hostile.mutate import Rng, mutated_bytes, pick
 from bench.hostile.targets import Target, register
-from edge.codecs import EventTime, LinePattern, RecordSchema, TextFormat
+from edge.codecs.fields_codec import LinePattern
+from edge.codecs.formats import TextFormat
+from edge.codecs.schema import EventTime, RecordSchema
 from edge.receivers import MAX_EXPANSION, BodyTooCostly, BodyTooLarge
 from edge.sources.http_body import ENCODINGS, BodyLimits, decode_body
 from edgewater.base.errors import EdgewaterError

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import ssl
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,13 +23,15 @@ from edge.agent.health import AgentHealth
 from edge.agent.source_reading import SourceReading
 from edge.backfill_runner import BackfillRunner
 from edge.config import EdgeConfig, HttpTlsConfig
-from edge.core import Ingested
+from edge.core.events import Ingested
 from edge.durability import DurableCore, JournalGroupCommit
 from edge.records import Chunk, Source, guesses
 from edge.source_status import SourceStates
-from edge.sources import GrpcReceivers, PushEndpoint, StreamReceiver, Unavailable, package_receivers
+from edge.sources.factory import package_receivers
+from edge.sources.grpc_receiving import GrpcReceivers
+from edge.sources.http import StreamReceiver
 from edge.sources.lookups import StreamLookups
-from edge.tap import StreamTap, tap_routes
+from edge.sources.receiving import PushEndpoint, Unavailable
 from edge.uplink import DailyQuota, Uplink, UplinkOutbox
 from edge.utilization import BusyMeter, QueryCosts
 from edgewater.base.errors import InvalidConfig, OutdatedState, Retired, StorageError
@@ -64,7 +67,6 @@ class Agent:
 
     Attributes:
         now_ms: the wall clock.
-        monotonic: seconds of a monotonic clock.
         skipped: numbers of valid values that are not records, by (stream, reason).
         refused: numbers of refused requests and closed connections of clients that push, by reason.
         lookups: the lookups of each stream that has lookups.
@@ -81,11 +83,9 @@ class Agent:
     meter: BusyMeter
     costs: QueryCosts
     backfills: BackfillRunner
-    tap: StreamTap
     states: SourceStates
     reading: SourceReading
     now_ms: Callable[[], int]
-    monotonic: Callable[[], float]
     daily_quota: DailyQuota | None = None
     lookups: dict[str, StreamLookups] = field(default_factory=dict)
     configuration_failure: Callable[[], str] = str
@@ -116,7 +116,7 @@ class Agent:
         health, endpoint = self.health().routes(), self.endpoint()
         pages = Middleware(CORSMiddleware, http.origins, ["POST"], ["*"], expose_headers=["Retry-After"])
         pushed = [Mount("", routes=endpoint.routes, middleware=[pages] if http.origins else [])]
-        push = tap_routes(self.config, self.tap) + ([] if http.metrics else health) + pushed
+        push = ([] if http.metrics else health) + pushed
         guard = Middleware(LocalHosts, hosts=http.hosts, key="http.hosts", refuse=self._misdirected)
         apps = [(http.listen, "http.listen", Starlette(False, push, [] if http.authenticates else [guard]), http.tls)]
         if http.metrics is not None:
@@ -201,9 +201,9 @@ class Agent:
                     await asyncio.sleep(max(GONE_CHECKPOINT_S, pause_s))
             input_gone.clear()
             if self.durable.journal_bytes != written or self.commit.failure is not None:
-                began_s = self.monotonic()
+                began_s = time.monotonic()
                 await self.commit.checkpoint()
-                pause_s = CHECKPOINT_PAUSES * (self.monotonic() - began_s)
+                pause_s = CHECKPOINT_PAUSES * (time.monotonic() - began_s)
                 written = self.durable.journal_bytes
                 release_free_memory()
 
@@ -266,7 +266,6 @@ class Agent:
             return counted
         if stream in self.lookups:
             chunk = self.lookups[stream].joined(chunk)
-        self.tap.offer(stream, chunk)
         self.states.count(chunk.source, chunk)
         if chunk.batch.num_rows or chunk.rejected_records or chunk.series is not None:
             with self.meter.busy(chunk.source):
@@ -291,21 +290,7 @@ class Agent:
 
     def health(self) -> AgentHealth:
         """Returns the operator's view of this agent."""
-        return AgentHealth(
-            self.durable,
-            self.outbox,
-            self.uplink,
-            self.costs,
-            self.meter,
-            self.states,
-            self.reading,
-            refused=self.refused,
-            skipped=self.skipped,
-            lookups=self.lookups,
-            missing=self.missing,
-            configuration_failure=self.configuration_failure,
-            failures=self.tasks.failures,
-        )
+        return AgentHealth(self)
 
     def missing(self) -> list[str]:
         """Returns the reasons why this edge is not ready: its own, and the sources that cannot be read."""

@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,21 @@ import pyarrow as pa
 from edge.agent.agent import Agent
 from edge.agent.source_reading import SourceReading, sources_opened
 from edge.backfill_runner import BackfillRunner
-from edge.config import EdgeConfig, StreamConfig, TlsConfig
-from edge.core import EdgeCore, InputLost, SliceMemoryLimits, StreamSpec
+from edge.config import EdgeConfig, StreamConfig
+from edge.core.core import EdgeCore
+from edge.core.events import InputLost
+from edge.core.memory import SliceMemoryLimits
+from edge.core.streams import StreamSpec
 from edge.durability import DurableCore, JournalGroupCommit, QuotaFile, load_identity
 from edge.process import now_ms
 from edge.read_pace import ReadPace
 from edge.records import CoalesceTime, Position, Source, shortest_wait
 from edge.source_kinds import KeptSource
 from edge.source_status import SourceStates
-from edge.sources import build_sources, replay_clock
+from edge.sources.factory import build_sources
 from edge.sources.lookups import StreamLookups, joined, open_lookups
-from edge.tap import StreamTap
-from edge.uplink import DailyQuota, LinkLimits, TlsFiles, Uplink, UplinkOutbox, Workload
+from edge.sources.pacing import replay_clock
+from edge.uplink import DailyQuota, LinkLimits, Uplink, UplinkOutbox, Workload
 from edge.utilization import BusyMeter, QueryCosts, no_marker
 from edgewater.base.errors import StorageError
 from edgewater.base.streams import Delivery, StreamClock, weaker_than_exactly_once
@@ -90,42 +94,6 @@ class Rereader:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _CoreMaker:
-    """Builds an empty core from the configuration."""
-
-    config: EdgeConfig
-    clocks: Mapping[str, StreamClock | None]
-    deliveries: Mapping[str, tuple[Delivery, ...]]
-    source: int
-
-    def __call__(self) -> EdgeCore:
-        streams = {
-            name: StreamSpec(
-                stream.stream_columns,
-                self.clocks[name],
-                stream.disorder_ms,
-                stream.idle_rule_ms,
-                self.deliveries[name],
-                stream.constants,
-            )
-            for name, stream in self.config.streams.items()
-        }
-        return EdgeCore(streams, self.source)
-
-
-@dataclass(frozen=True, slots=True)
-class _Load:
-    """How busy the agent is."""
-
-    meter: BusyMeter
-    sources: Sequence[Source]
-
-    def unread(self) -> tuple[str, ...]:
-        streams = {source.name: source.stream for source in self.sources}
-        return tuple(sorted({streams[name] for name in self.meter.unread_sources(UNREAD_INPUT_S)}))
-
-
 def open_agent(config: EdgeConfig) -> Agent:
     """Recovers the state in `config.state_dir` and builds the agent; reads no source yet.
 
@@ -149,7 +117,7 @@ def open_agent(config: EdgeConfig) -> Agent:
     opened = _opened_before(inputs, built, durable.core)
     sources = [*map(inputs.joined, built), *opened]
     _begin(durable, sources, config)
-    outbox.workload = Workload(meter.take_busy_share, _Load(meter, sources).unread)
+    outbox.workload = Workload(meter.take_busy_share, lambda: _unread_streams(meter, sources))
     quota = _daily_quota(config, directory)
     uplink = _uplink(config, outbox, quota)
     backfills = BackfillRunner(
@@ -160,40 +128,13 @@ def open_agent(config: EdgeConfig) -> Agent:
         now_ms=now_ms,
         monotonic=time.monotonic,
     )
-    tap, states = StreamTap(config.streams), SourceStates(meter)
+    states = SourceStates(meter)
     for source in sources:
         states.add(source)
-    reading = SourceReading(
-        sources,
-        durable,
-        commit,
-        outbox=outbox,
-        pace=pace,
-        backfills=backfills,
-        meter=meter,
-        states=states,
-        tap=tap,
-        retired=uplink.retired,
-        limits=config.limits,
-        now_ms=now_ms,
-        monotonic=time.monotonic,
-    )
+    retired, limits = uplink.retired, config.limits
+    reading = SourceReading(sources, durable, commit, outbox, pace, backfills, meter, states, retired, limits, now_ms)
     return Agent(
-        config,
-        durable,
-        commit,
-        outbox,
-        uplink,
-        meter,
-        costs,
-        backfills,
-        tap,
-        states,
-        reading,
-        now_ms,
-        time.monotonic,
-        quota,
-        lookups,
+        config, durable, commit, outbox, uplink, meter, costs, backfills, states, reading, now_ms, quota, lookups
     )
 
 
@@ -216,11 +157,28 @@ def _recovered(inputs: _Inputs, identity: Mapping[str, Any], again: Rereader, ba
     deliveries = {
         name: weaker_than_exactly_once(s.delivery for s in again.sources if s.stream == name) for name in config.streams
     }
-    make_core = _CoreMaker(config, inputs.clocks, deliveries, source_of(config.edge, incarnation))
+    streams = {
+        name: StreamSpec(
+            stream.stream_columns,
+            inputs.clocks[name],
+            stream.disorder_ms,
+            stream.idle_rule_ms,
+            deliveries[name],
+            stream.constants,
+        )
+        for name, stream in config.streams.items()
+    }
+    make_core = partial(EdgeCore, streams, source_of(config.edge, incarnation))
     memory = SliceMemoryLimits.of(config.limits.max_pending_bytes, config.limits.max_query_bytes)
     return DurableCore(
         inputs.directory, make_core, again, incarnation, reread_backfill=backfilled, now_ms=now_ms(), memory=memory
     )
+
+
+def _unread_streams(meter: BusyMeter, sources: Sequence[Source]) -> tuple[str, ...]:
+    """Returns the streams of the sources that may have unread input."""
+    streams = {source.name: source.stream for source in sources}
+    return tuple(sorted({streams[name] for name in meter.unread_sources(UNREAD_INPUT_S)}))
 
 
 def _opened_before(inputs: _Inputs, built: Sequence[Source], core: EdgeCore) -> list[Source]:
@@ -251,7 +209,7 @@ def _uplink(config: EdgeConfig, outbox: UplinkOutbox, quota: DailyQuota | None) 
         center.address,
         outbox,
         token=center.token,
-        tls=_tls(center.tls),
+        tls=center.tls,
         limits=LinkLimits(center.bandwidth, link=center.link or ""),
         now_ms=now_ms,
         monotonic=time.monotonic,
@@ -278,9 +236,3 @@ def _fresh_identity(config: EdgeConfig) -> dict[str, Any]:
 
 def _clock(stored: dict[str, Any] | None, stream: StreamConfig) -> StreamClock | None:
     return StreamClock(**stored) if stored is not None else replay_clock(stream.replay, now_ms())
-
-
-def _tls(config: TlsConfig | None) -> TlsFiles | None:
-    if config is None:
-        return None
-    return TlsFiles(*(Path(p) if p else None for p in (config.ca, config.cert, config.key)))

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 from edge.backfill_runner import BackfillRunner
 from edge.config import LimitsConfig
-from edge.core import EdgeCore, Ingested, InputLost, SliceMemoryLimits, SourceEnded, SourcesOpened, TickEvent
+from edge.core.core import EdgeCore
+from edge.core.events import Ingested, InputLost, SourceEnded, SourcesOpened, TickEvent
+from edge.core.memory import SliceMemoryLimits
 from edge.durability import DurableCore, JournalGroupCommit
 from edge.read_pace import ReadPace
 from edge.records import Chunk, Position, Source
 from edge.source_status import SourceStates
-from edge.tap import StreamTap
 from edge.uplink import Input, UplinkOutbox
 from edge.utilization import BusyMeter
 from edgewater.base.errors import InvalidInput
@@ -48,7 +50,6 @@ class SourceReading:
         retired: set when the center has retired this edge: then no source is read.
         limits: bounds of memory.
         now_ms: the wall clock.
-        monotonic: seconds of a monotonic clock.
 
     Attributes:
         sources: all sources, also those that were opened while the agent runs.
@@ -63,22 +64,19 @@ class SourceReading:
         sources: list[Source],
         durable: DurableCore,
         commit: JournalGroupCommit,
-        *,
         outbox: UplinkOutbox,
         pace: ReadPace,
         backfills: BackfillRunner,
         meter: BusyMeter,
         states: SourceStates,
-        tap: StreamTap,
         retired: asyncio.Event,
         limits: LimitsConfig,
         now_ms: Callable[[], int],
-        monotonic: Callable[[], float],
     ) -> None:
         self.sources = sources
         self._durable, self._commit, self._outbox, self._pace = durable, commit, outbox, pace
-        self._backfills, self._meter, self._states, self._tap = backfills, meter, states, tap
-        self._retired, self._limits, self._now_ms, self._monotonic = retired, limits, now_ms, monotonic
+        self._backfills, self._meter, self._states = backfills, meter, states
+        self._retired, self._limits, self._now_ms = retired, limits, now_ms
         self.failing: dict[str, tuple[str, float]] = {}
         self.backpressured: set[str] = set()
         self.retry_s = SOURCE_RETRY_S
@@ -95,7 +93,7 @@ class SourceReading:
         """Returns the error message of each source that currently cannot be read, by source name."""
         for name, (_, at_s) in list(self.failing.items()):
             # it has looked for input since, and there was none
-            if self._meter.empty_for_s(name) < self._monotonic() - at_s:
+            if self._meter.empty_for_s(name) < time.monotonic() - at_s:
                 self._end_failure(name)
         return {name: message for name, (message, _) in self.failing.items()}
 
@@ -165,7 +163,7 @@ class SourceReading:
                         log.error("cannot read source %s: %s; retry every %.0f s", source.name, exc, self.retry_s)
                         if not isinstance(exc.__cause__, InvalidInput | OSError):
                             log.error("the failure of source %s", source.name, exc_info=exc.__cause__)
-                    self.failing[source.name] = str(exc), self._monotonic()
+                    self.failing[source.name] = str(exc), time.monotonic()
                     with self._meter.backpressured(source.name):
                         await asyncio.sleep(self.retry_s)
         self._durable.handle(SourceEnded(source.stream, source.name))
@@ -175,7 +173,6 @@ class SourceReading:
     async def _read_until_end(self, source: Source) -> None:
         async for chunk in _contained(source.chunks(self._durable.state.positions.get(source.name))):
             self._end_failure(source.name)
-            self._tap.offer(source.stream, chunk)
             self._states.count(source.name, chunk)
             self._open(source, chunk.opens)
             self._ingest(source, chunk)
@@ -271,7 +268,7 @@ class SourceReading:
                         source.committed(committed[source.name])
                     except Exception as exc:  # the other sources continue
                         log.exception("source %s cannot acknowledge its records", source.name)
-                        self.failing[source.name] = f"{type(exc).__name__}; the log says more", self._monotonic()
+                        self.failing[source.name] = f"{type(exc).__name__}; the log says more", time.monotonic()
 
     async def fingerprint_inputs(self) -> None:
         """Stores the fingerprints of the files that are read. Runs until it is cancelled.

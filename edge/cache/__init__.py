@@ -9,22 +9,3 @@ arguments.
 Source: Heintz, Chandra, Sitaraman, "Trading Timeliness and Accuracy in Geo-Distributed Streaming Analytics" (TR
 16-003), section 5.
 """
-
-from edge.cache.arrival_profile import parts_of
-from edge.cache.entries import Shipment, SliceEntries
-from edge.cache.error_limits import ErrorLimits, primary_mask
-from edge.cache.history import GroupHistory
-from edge.cache.policy import (
-    RankingContext,
-    errors_left,
-    learn,
-    rank_closed,
-    rank_closed_by_deadline,
-    rank_closed_by_error,
-    rank_open,
-    rank_open_by_deadline,
-)
-from edge.cache.send_queue import EMPTY_SELECTION, MAX_QUEUED, GroupSelection, SendQueue, max_entries_per_frame
-from edge.cache.sizing import SendSlots
-from edge.cache.timetable import positions_of
-from edge.cache.withheld import withheld_of

@@ -84,13 +84,13 @@ def extract_event_times(table: pa.Table, schema: RecordSchema, arrival_ms: int, 
     for at, name in enumerate(schema.columns):
         values = schema.with_nulls(arrays[at], name)
         if schema.on_nan.get(name) == "reject":
-            nan = _mask(pc.fill_null(pc.is_nan(values), False)) & keep
+            nan = mask_of(pc.fill_null(pc.is_nan(values), False)) & keep
             told = described(name, "on_nan is reject", values)
             reject(RejectionReason.WRONG_TYPE, nan, table, schema, told, rejections)
             keep &= ~nan
         if name in schema.constants:
             constant = schema.constants[name]
-            other = _mask(pc.fill_null(pc.not_equal(values, pa.scalar(constant, values.type)), False)) & keep
+            other = mask_of(pc.fill_null(pc.not_equal(values, pa.scalar(constant, values.type)), False)) & keep
             message = f"expected {constant!r}, the constant of this stream at this edge, or no value"
             reject(RejectionReason.OTHER_CONSTANT, other, table, schema, described(name, message, values), rejections)
             keep &= ~other
@@ -184,8 +184,8 @@ def read_times(raw: pa.Array, time: EventTime, arrival_ms: int) -> ParsedTimes:
     readings = [] if local is None else [local] if time.zone == "UTC" else _readings(local, time.zone)
     if utc is not None:
         readings = [pc.coalesce(utc, each) for each in readings] or [utc]
-    missing = _mask(raw.is_null())
-    unparseable = _mask(readings[0].is_null()) & ~missing
+    missing = mask_of(raw.is_null())
+    unparseable = mask_of(readings[0].is_null()) & ~missing
     earlier, *more = (pc.fill_null(each.cast(pa.int64()), 0).to_numpy() // 1000 for each in readings)
     if not more:
         return ParsedTimes(earlier, missing, unparseable, earlier)
@@ -209,7 +209,7 @@ def _readings(local: pa.Array, zone: str) -> list[pa.Array]:
 
 
 def _from_numbers(raw: pa.Array, unit: str) -> ParsedTimes:
-    missing = _mask(raw.is_null())
+    missing = mask_of(raw.is_null())
     if unit == "ns" and pa.types.is_integer(raw.type):
         millis = pc.fill_null(raw.cast(pa.int64()), 0).to_numpy() // 1_000_000
         return ParsedTimes(millis, missing, np.zeros(len(raw), np.bool_), millis)
@@ -222,7 +222,7 @@ def _from_numbers(raw: pa.Array, unit: str) -> ParsedTimes:
     return ParsedTimes(millis, missing, ~finite, millis)
 
 
-def _mask(array: pa.Array) -> BoolArray:
+def mask_of(array: pa.Array) -> BoolArray:
     mask: BoolArray = array.to_numpy(zero_copy_only=False)
     return mask
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from edge.codecs.event_time import cast_or_null, reject, time_accepted
+from edge.codecs.event_time import cast_or_null, mask_of, reject, time_accepted
 from edge.codecs.lenient import lenient_parse, without_words
 from edge.codecs.line_decoder import Undecodable
 from edge.codecs.logfmt import logfmt_fields
@@ -137,7 +137,7 @@ def typed_table(
     columns = {name: _values(texts[name], name, schema) for name in schema.textual}
     table, keep = pa.table(columns), valid.copy()
     for name, declared in schema.textual.items():
-        bad = _mask(pc.and_(texts[name].is_valid(), columns[name].is_null())) & keep
+        bad = mask_of(pc.and_(texts[name].is_valid(), columns[name].is_null())) & keep
         if bad.any():
             is_time = name in schema.time.columns
             reason = RejectionReason.TIME_UNPARSEABLE if is_time else RejectionReason.WRONG_TYPE
@@ -174,9 +174,9 @@ def pattern_codec(schema: RecordSchema, pattern: LinePattern, form: str) -> Fiel
     def split(data: bytes, columns: Sequence[str]) -> tuple[pa.Array, BoolArray, dict[str, pa.Array]]:
         lines = lines_of(data)
         fields = pattern.of(columns).fields(lines)
-        valid = _mask(fields.is_valid())
+        valid = mask_of(fields.is_valid())
         if pattern.never:
-            valid = valid & ~_mask(pc.match_substring_regex(lines, pattern.never))
+            valid = valid & ~mask_of(pc.match_substring_regex(lines, pattern.never))
         return lines, valid, {name: fields.field(name) for name in columns}
 
     return FieldsCodec(schema, split, form, pattern.nulls)
@@ -205,8 +205,3 @@ def lines_of(data: bytes) -> pa.Array:
     if (begins > ord(" ")).all():
         return lines
     return lines.filter(pc.greater(pc.binary_length(pc.ascii_trim(lines, " \t\r\v\f")), 0))
-
-
-def _mask(array: pa.Array) -> BoolArray:
-    mask: BoolArray = array.to_numpy(zero_copy_only=False)
-    return mask

@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from edge.codecs import CODECS, EXTENSIONS, Format, TextFormatName
+from edge.codecs.decompression import CODECS
+from edge.codecs.formats import EXTENSIONS, Format, TextFormatName
 from edge.config.section import Model
 from edge.config.text import TextConfig
 from edge.source_kinds import BUILT_IN, KINDS

@@ -8,19 +8,10 @@ from typing import Annotated, Any, Literal
 import pyarrow as pa
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from edge.codecs import (
-    ACCESS_LOGS,
-    ACCESS_TIME,
-    EXTENSIONS,
-    MAX_SKEW_MS,
-    MS_PER_UNIT,
-    TIME_UNITS,
-    YEAR_2000_MS,
-    EventTime,
-    RecordSchema,
-    is_time_pattern,
-    log_format,
-)
+from edge.codecs.access_log import ACCESS_LOGS, ACCESS_TIME, log_format
+from edge.codecs.event_time import is_time_pattern
+from edge.codecs.formats import EXTENSIONS
+from edge.codecs.schema import MAX_SKEW_MS, MS_PER_UNIT, TIME_UNITS, YEAR_2000_MS, EventTime, RecordSchema
 from edge.config.section import Model
 from edge.config.sources import SourceConfig
 from edgewater.base.errors import did_you_mean

@@ -7,16 +7,11 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from edge.codecs import (
-    ACCESS_LOGS,
-    ACCESS_NULLS,
-    CsvDialect,
-    LinePattern,
-    RecordSchema,
-    TextFormat,
-    TextFormatName,
-    log_format,
-)
+from edge.codecs.access_log import ACCESS_LOGS, ACCESS_NULLS, log_format
+from edge.codecs.csv_codec import CsvDialect
+from edge.codecs.fields_codec import LinePattern
+from edge.codecs.formats import TextFormat, TextFormatName
+from edge.codecs.schema import RecordSchema
 from edge.config.section import Model
 from edgewater.base.errors import did_you_mean
 from edgewater.runtime.configuration import refusal

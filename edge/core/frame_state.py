@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from edge.cache import Shipment, SliceEntries
+from edge.cache.entries import Shipment, SliceEntries
 from edge.core.arrival_reports import ArrivalMonitor, ArrivalReport
 from edge.core.drift import estimate_drift
 from edge.core.dropped import as_recorded

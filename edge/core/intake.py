@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from edge.cache import parts_of, positions_of
+from edge.cache.arrival_profile import parts_of
+from edge.cache.timetable import positions_of
 from edge.core.arrival_reports import ArrivalMonitor, SamplingSettings
 from edge.core.dropped import COUNTED, LATE
 from edge.core.measure_inputs import AccuracyMeasure, MeasureArguments

@@ -21,7 +21,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge.cache import MAX_QUEUED, ErrorLimits, GroupHistory, primary_mask
+from edge.cache.error_limits import ErrorLimits, primary_mask
+from edge.cache.history import GroupHistory
+from edge.cache.send_queue import MAX_QUEUED
 from edge.core.slices import CLOSING_FRAME_BYTES, LinkEstimate, Slice
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import DivisibleSum, Stack

@@ -16,26 +16,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from edge.cache import (
-    EMPTY_SELECTION,
-    MAX_QUEUED,
-    ErrorLimits,
-    GroupHistory,
-    GroupSelection,
+from edge.cache.entries import SliceEntries
+from edge.cache.error_limits import ErrorLimits
+from edge.cache.history import GroupHistory
+from edge.cache.policy import (
     RankingContext,
-    SendQueue,
-    SendSlots,
-    SliceEntries,
     errors_left,
     learn,
-    max_entries_per_frame,
     rank_closed,
     rank_closed_by_deadline,
     rank_closed_by_error,
     rank_open,
     rank_open_by_deadline,
-    withheld_of,
 )
+from edge.cache.send_queue import EMPTY_SELECTION, MAX_QUEUED, GroupSelection, SendQueue, max_entries_per_frame
+from edge.cache.sizing import SendSlots
+from edge.cache.withheld import withheld_of
 from edge.core.byte_budget import BytePrices, ByteRoom
 from edge.core.least_bytes import (
     LEAST_EARLY_GROUPS,

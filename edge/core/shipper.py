@@ -21,7 +21,10 @@ from itertools import chain
 
 import numpy as np
 
-from edge.cache import GroupHistory, GroupSelection, SendQueue, errors_left, primary_mask
+from edge.cache.error_limits import primary_mask
+from edge.cache.history import GroupHistory
+from edge.cache.policy import errors_left
+from edge.cache.send_queue import GroupSelection, SendQueue
 from edge.core.arrival_reports import ArrivalMonitor, ArrivalReport
 from edge.core.byte_budget import ByteRoom
 from edge.core.close_barrier import close_barrier_ms, is_unreported

@@ -15,7 +15,9 @@ from itertools import islice
 
 import numpy as np
 
-from edge.cache import ErrorLimits, SendQueue, SliceEntries
+from edge.cache.entries import SliceEntries
+from edge.cache.error_limits import ErrorLimits
+from edge.cache.send_queue import SendQueue
 from edge.core.budget_schedule import ShareSchedule
 from edge.core.finished import NO_COUNTERS, Counters, FinishedSlices
 from edge.core.memory import FullSlices, HeldMemory, MemoryAction

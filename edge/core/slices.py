@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from edge.cache import ErrorLimits, SendQueue, SliceEntries, primary_mask
+from edge.cache.entries import SliceEntries
+from edge.cache.error_limits import ErrorLimits, primary_mask
+from edge.cache.send_queue import SendQueue
 from edgewater.base.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import IntArray

@@ -6,7 +6,7 @@ The package decides nothing about records or frames: it stores the core's events
 
 from edge.durability import journal
 from edge.durability.durable_core import DurableCore
-from edge.durability.event_records import KIND_NAMES
+from edge.durability.event_records import PAYLOAD
 from edge.durability.group_commit import JournalGroupCommit
 from edge.durability.quota_file import QuotaFile
 from edge.durability.recovery import Reread

@@ -11,18 +11,9 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
-from edge.core import (
-    BackfillIngested,
-    EdgeCore,
-    Effect,
-    Event,
-    FrameBuilt,
-    Ingested,
-    MemoryLimited,
-    PullEvent,
-    SliceMemoryLimits,
-    next_limit,
-)
+from edge.core.core import EdgeCore
+from edge.core.events import BackfillIngested, Effect, Event, FrameBuilt, Ingested, MemoryLimited, PullEvent
+from edge.core.memory import SliceMemoryLimits, next_limit
 from edge.durability import journal
 from edge.durability.edge_state import EdgeState
 from edge.durability.event_records import (

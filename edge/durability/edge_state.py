@@ -10,20 +10,20 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edge.core import (
+from edge.core.core import EdgeCore
+from edge.core.events import (
     BackfillEnded,
     Configured,
     Dropped,
-    EdgeCore,
     Effect,
     Event,
     FunctionFailed,
     Ingested,
     InputLost,
-    MemoryAction,
     MemoryLimited,
     SourcesOpened,
 )
+from edge.core.memory import MemoryAction
 from edge.durability.pushes import CountedPushes
 from edge.records import Position, PushId
 from edge.series import SeriesMemory, SeriesUpdate

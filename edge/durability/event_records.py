@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.lib.introspect import opt_func_info
 
-from edge.core import (
-    QUEUED,
+from edge.core.core import QUEUED
+from edge.core.events import (
     Acked,
     BackfillEnded,
     BackfillIngested,
@@ -29,7 +29,6 @@ from edge.core import (
     FrameBuilt,
     Ingested,
     InputLost,
-    MemoryAction,
     MemoryLimited,
     PullEvent,
     PullReplayed,
@@ -38,6 +37,7 @@ from edge.core import (
     SourcesOpened,
     TickEvent,
 )
+from edge.core.memory import MemoryAction
 from edge.durability.journal import Record
 from edge.records import Position, PushId, RejectedRecords
 from edge.series import SeriesUpdate
@@ -52,11 +52,6 @@ from edgewater.wire import uplink_pb2 as pb
 # Kinds of journal records. Numbers are never reused. `RAN` is only in journals of earlier releases.
 CONFIGURED, SOURCES_OPENED, RANGE, PAYLOAD, SOURCE_ENDED, TICK, PULL, ACKED, BUDGET, SAMPLING, LOST = range(1, 12)
 BACKFILL, BACKFILL_ENDED, MEMORY_LIMITED, RAN, RUN = range(12, 17)
-_NAMES = (
-    "configured sources-opened range payload source-ended tick pull acked budget sampling lost "
-    "backfill backfill-ended memory-limited ran run"
-)
-KIND_NAMES = dict(enumerate(_NAMES.split(), CONFIGURED))
 
 # `json.dumps` would make an encoder for each record.
 _encode_json = json.JSONEncoder(

@@ -20,7 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from edge.core import BackfillIngested, Event, FrameDiverged, InputLost, PullReplayed
+from edge.core.events import BackfillIngested, Event, FrameDiverged, InputLost, PullReplayed
 from edge.durability import journal
 from edge.durability.edge_state import CHECKPOINT, EdgeState
 from edge.durability.event_records import (

@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
-from edge.codecs import RecordSchema, codec_of
+from edge.codecs.decompression import codec_of
+from edge.codecs.schema import RecordSchema
 from edge.config import EdgeConfig, FileConfig, PackageSourceConfig, SourceConfig
 from edge.receivers import PushedSource, Receiver
 from edge.records import CoalesceTime, Source, shortest_wait

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from starlette.responses import JSONResponse, Response
 
-from edge.codecs import TextFormat
+from edge.codecs.formats import TextFormat
 from edge.config import EdgeConfig, HttpPushConfig
 from edge.receivers import Body, Counted, Part, PushedSource, Refused, Request
 from edge.source_kinds import SourceContext

@@ -26,7 +26,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import zstandard
 
-from edge.codecs import LineStream, RecordSchema, TextFormat, check_schema, concat, convert, is_text
+from edge.codecs.columnar import check_schema, concat, convert, is_text
+from edge.codecs.formats import TextFormat
+from edge.codecs.line_stream import LineStream
+from edge.codecs.schema import RecordSchema
 from edge.receivers import MAX_EXPANSION, Body, BodyTooCostly, BodyTooLarge, Decompress
 from edge.records import Decoded
 from edgewater.base.errors import InvalidRecord

@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, S
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from edge.codecs import MessageDecoder
+from edge.codecs.messages import MessageDecoder
 from edge.records import Chunk, Decoded, Lag, Position, Source, guesses
 from edge.source_kinds import KeptSource, SourceCheck, SourceContext, SourceFailed, next_item, require_module
 from edge.sources.kafka_client import NO_END, OLDEST, KafkaConfig, KafkaConsumer, OffsetGone

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from edge.codecs import TextFormatName
+from edge.codecs.formats import TextFormatName
 from edge.config import MessageConfig, TlsConfig
 from edge.source_kinds import SourceFailed
 from edgewater.base.errors import InvalidConfig

@@ -16,7 +16,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from edge.codecs import ColumnsSchema, CsvDialect, EventTime, LineStream, TextFormat, cast_or_null, is_text
+from edge.codecs.columnar import is_text
+from edge.codecs.csv_codec import CsvDialect
+from edge.codecs.event_time import cast_or_null
+from edge.codecs.formats import TextFormat
+from edge.codecs.line_stream import LineStream
+from edge.codecs.messages import ColumnsSchema
+from edge.codecs.schema import EventTime
 from edge.config import LookupConfig, StreamConfig
 from edge.records import Chunk, Position, Rejection, RejectionReason, Rejections, Source
 from edgewater.base.errors import InvalidConfig, InvalidRecord, StorageError

@@ -22,7 +22,8 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
-from edge.codecs import MessageDecoder, TextFormatName
+from edge.codecs.formats import TextFormatName
+from edge.codecs.messages import MessageDecoder
 from edge.config import MessageConfig, TlsConfig
 from edge.records import Chunk, Decoded, Position, Source, guesses
 from edge.source_kinds import KeptSource, SourceCheck, SourceContext, SourceFailed, next_item, require_module

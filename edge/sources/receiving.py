@@ -68,15 +68,10 @@ class BearerTokens:
     def __init__(self, tokens: Sequence[SecretStr]) -> None:
         self._tokens = tokens
 
-    def principal(self, request: HttpRequest) -> bytes | str | None:
-        """Returns the client: a digest of its token, or its address if no tokens are configured; None if it is not
-        allowed.
+    def principal(self, authorization: str | None, host: str) -> bytes | str | None:
+        """Returns the client, from its header ``Authorization`` and its address: a digest of its token, or the address
+        if no tokens are configured; None if it is not allowed.
         """
-        host = request.client.host if request.client is not None else ""
-        return self.holder(request.headers.get("authorization"), host)
-
-    def holder(self, authorization: str | None, host: str) -> bytes | str | None:
-        """Returns the client (see `principal`), from its header ``Authorization`` and its address."""
         if not self._tokens:
             return host
         token = bearer_token(authorization)
@@ -152,7 +147,7 @@ class PushEndpoint:
         Returns: the reply, and why the request was refused; None if it was accepted.
         """
         try:
-            principal = self._tokens.holder(request.headers.get("authorization"), host)
+            principal = self._tokens.principal(request.headers.get("authorization"), host)
             if principal is None:
                 raise Refused(
                     401,

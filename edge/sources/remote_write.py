@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 from pydantic import Field, field_validator, model_validator
 from starlette.responses import PlainTextResponse, Response
 
-from edge.codecs import extract_event_times
+from edge.codecs.event_time import extract_event_times
 from edge.config import MAX_PATTERN, Model
 from edge.receivers import Body, BodyTooLarge, Conversion, Counted, Decompress, Part, PushedSource, Refused, Request
 from edge.records import Decoded, RejectionReason, Rejections, Source, guesses
@@ -252,6 +252,7 @@ class _Mapping:
             valid_ms * 1_000_000,
             totals[valid].view(np.int64),
             np.zeros(count, np.bool_),
+            np.zeros(count),
         )
 
         def convert(memory: SeriesMemory) -> tuple[Decoded, SeriesUpdate]:
@@ -274,7 +275,7 @@ class _Mapping:
                 rejections.add_times(reason, times_ms[bad])
             keep, values = ~is_counter, np.zeros(len(is_counter))
             keep[is_counter] = _at(valid, found.counts)
-            values[np.flatnonzero(is_counter)[valid]] = found.floats
+            values[np.flatnonzero(is_counter)[valid]] = found.added.floats
             has_none = ~(found.counts | found.out_of_order | found.too_many)
             skipped = {**decoded.skipped, "no-increment": int(has_none.sum())}
             batch = decoded.batch

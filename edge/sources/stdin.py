@@ -12,7 +12,8 @@ import os
 import select
 from collections.abc import AsyncIterator
 
-from edge.codecs import LineStream, TextFormat
+from edge.codecs.formats import TextFormat
+from edge.codecs.line_stream import LineStream
 from edge.records import COALESCE_S, SHORT_READ_BYTES, Chunk, Position, UnrepeatableSource, split_rows
 from edge.source_kinds import SourceContext
 from edgewater.base.errors import InvalidRecord

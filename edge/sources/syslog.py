@@ -22,16 +22,11 @@ import pyarrow as pa
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from edge.codecs import (
-    SYSLOG_FIELDS,
-    ColumnsSchema,
-    LineDecoder,
-    MessageDecoder,
-    SyslogFormat,
-    TextFormatName,
-    is_field,
-    joined,
-)
+from edge.codecs.formats import TextFormatName
+from edge.codecs.line_decoder import LineDecoder
+from edge.codecs.messages import ColumnsSchema, MessageDecoder, joined
+from edge.codecs.syslog import FIELDS as SYSLOG_FIELDS
+from edge.codecs.syslog import SyslogFormat, is_field
 from edge.config import HttpTlsConfig, MessageConfig, Zone
 from edge.records import BLOCK_BYTES, Chunk, Decoded, Position, RejectionReason, Rejections, Source, split_rows
 from edge.source_kinds import KeptSource, SourceContext

@@ -11,7 +11,7 @@ import re
 
 import numpy as np
 
-from edge.codecs import joined
+from edge.codecs.messages import joined
 
 MAX_DIGITS = 10  # limit: length of a message
 _NO_LENGTH = "no length of a message; expected a decimal number and a space, or a message such as <13>…"

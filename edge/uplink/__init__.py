@@ -4,7 +4,7 @@
 state: frames and acknowledgements are in the journal. Importing it loads gRPC.
 """
 
-from edge.uplink.client import TlsFiles, Uplink
+from edge.uplink.client import Uplink
 from edge.uplink.flow_control import DailyQuota, LinkForecast, LinkLimits
 from edge.uplink.outbox import UplinkOutbox
-from edge.uplink.ports import BudgetUpdate, Input, QueryStatusReport, UplinkEndpoint, Workload
+from edge.uplink.ports import Input, UplinkEndpoint, Workload, accepted, refused

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import grpc
 from pydantic import SecretStr
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random, wait_random_exponential
 
+from edge.config import TlsConfig
 from edge.uplink.flow_control import DailyQuota, LinkLimits
 from edge.uplink.ports import UplinkEndpoint
 from edge.uplink.uplink_session import LinkDown, Pacing, PendingTake, UplinkSession
@@ -46,16 +46,6 @@ _CHANNEL_OPTIONS = (
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class TlsFiles:
-    """PEM files: the CA that signed the center's certificate (None: the system's CAs), and, for mutual
-    TLS, this edge's certificate and key."""
-
-    ca: Path | None = None
-    cert: Path | None = None
-    key: Path | None = None
-
-
 class Uplink:
     """Maintains a session with the center at `address` (``host:port``) while `run` runs.
 
@@ -78,7 +68,7 @@ class Uplink:
         endpoint: UplinkEndpoint,
         *,
         token: SecretStr | None,
-        tls: TlsFiles | None,
+        tls: TlsConfig | None,
         limits: LinkLimits,
         now_ms: Callable[[], int],
         monotonic: Callable[[], float],
@@ -202,12 +192,12 @@ async def _trailing(call: Any) -> dict[str, str]:
     return {str(key): str(value) for key, value in await call.trailing_metadata() or ()}
 
 
-def _credentials(tls: TlsFiles) -> Any:
+def _credentials(tls: TlsConfig) -> Any:
     read = {}
     for field in ("ca", "cert", "key"):
-        path: Path | None = getattr(tls, field)
+        path: str | None = getattr(tls, field)
         try:
-            read[field] = path.read_bytes() if path is not None else None
+            read[field] = Path(path).read_bytes() if path is not None else None
         except OSError as exc:
-            raise InvalidConfig(f"center.tls.{field}", str(path), "a readable PEM file", exc.strerror or "") from exc
+            raise InvalidConfig(f"center.tls.{field}", path, "a readable PEM file", exc.strerror or "") from exc
     return grpc.ssl_channel_credentials(read["ca"], read["key"], read["cert"])

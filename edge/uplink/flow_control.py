@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edge.core import MAX_FRAME_BYTES
+from edge.core.pull_planner import MAX_FRAME_BYTES
 from edge.uplink.link_model import HIGH, LOW, MID, RATES_BYTES_S, TOLERANCE_S, LinkModel, RecentLeast
 from edgewater.wire.link_bytes import PACKET_HEADER_BYTES, link_bytes
 

@@ -11,22 +11,14 @@ from contextlib import suppress
 from heapq import nlargest
 from itertools import islice
 
-from edge.core import (
-    Acked,
-    BudgetSet,
-    Configured,
-    DriftRates,
-    FrameBuilt,
-    PullEvent,
-    QueryPipeline,
-    QueryRefused,
-    SamplingSet,
-    StreamState,
-)
+from edge.core.drift import DriftRates
+from edge.core.events import Acked, BudgetSet, Configured, FrameBuilt, PullEvent, QueryRefused, SamplingSet
+from edge.core.query_pipeline import QueryPipeline
+from edge.core.streams import StreamState
 from edge.durability import DurableCore, JournalGroupCommit
 from edge.uplink.flow_control import LinkForecast
 from edge.uplink.link_reports import LinkReports
-from edge.uplink.ports import BudgetUpdate, Input, QueryStatusReport, Workload
+from edge.uplink.ports import Input, Workload, accepted, refused
 from edgewater.base.streams import LIVE, MAX_TIME_MS, Delivery, type_name
 from edgewater.model.query import QuerySpec
 from edgewater.model.window_range import ALL_WINDOWS, NO_BORDERS, WindowRange
@@ -158,11 +150,8 @@ class UplinkOutbox:
         self.changed.set()
 
     def on_queries(
-        self,
-        version: int,
-        queries: Sequence[tuple[QueryRef, QuerySpec]],
-        windows: Mapping[QueryRef, WindowRange] = NO_BORDERS,
-    ) -> Sequence[QueryStatusReport]:
+        self, queries: Sequence[tuple[QueryRef, QuerySpec]], windows: Mapping[QueryRef, WindowRange] = NO_BORDERS
+    ) -> Sequence[pb.QueryStatus]:
         core = self._durable.core
         is_new = {ref for ref, _ in queries} != {*core.queries, *core.refused} or not core.configured
         if is_new or any(p.store.windows != windows.get(ref, ALL_WINDOWS) for ref, p in core.queries.items()):
@@ -171,25 +160,23 @@ class UplinkOutbox:
                     log.warning("query %s is refused: %s", effect.query.name, effect.message)
         self.configured.set()
         self.changed.set()
-        return [QueryStatusReport(ref, True, "", "") for ref in core.queries] + [
-            QueryStatusReport(ref, False, refused.code, refused.message) for ref, refused in core.refused.items()
-        ]
+        return [*map(accepted, core.queries), *(refused(r, e.code, e.message) for r, e in core.refused.items())]
 
-    def on_budget(self, update: BudgetUpdate) -> None:
-        pipeline = self._durable.core.queries.get(update.query)
+    def on_budget(self, budget: pb.Budget) -> None:
+        ref, shares = QueryRef(budget.query, budget.query_version), dict(budget.shares)
+        pipeline = self._durable.core.queries.get(ref)
         if pipeline is None:
             return
-        is_new = update.version > pipeline.store.schedule.version or (
-            update.version == 0 and update.shares != pipeline.store.shares
-        )
+        is_other = budget.version == 0 and shares != pipeline.store.shares
+        is_new = is_other or budget.version > pipeline.store.schedule.version
         if is_new:
-            self._durable.handle(BudgetSet(update.query, dict(update.shares), update.version, update.from_ms))
+            self._durable.handle(BudgetSet(ref, shares, budget.version, budget.from_ms))
             self.changed.set()
-        before_ms = self._processing_delay_ms.get(update.query, 0)
-        self._processing_delay_ms[update.query] = update.processing_delay_ms
+        before_ms = self._processing_delay_ms.get(ref, 0)
+        self._processing_delay_ms[ref] = budget.center_ms
         # The center repeats a message only if the edge's report of its shares has not reached it.
-        if is_new or update.processing_delay_ms == before_ms:
-            self._reported_ms.pop(update.query, None)
+        if is_new or budget.center_ms == before_ms:
+            self._reported_ms.pop(ref, None)
 
     def on_sampling(self, query: QueryRef, rate: float, clock_offset_ms: float, reason: SamplingReason) -> None:
         if query in self._durable.core.queries:

@@ -14,34 +14,6 @@ from edgewater.wire import uplink_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
-class QueryStatusReport:
-    """Whether this edge runs a query; if not, the error code and message."""
-
-    ref: QueryRef
-    accepted: bool
-    code: str = ""
-    message: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class BudgetUpdate:
-    """This edge's budget for a query.
-
-    Attributes:
-        shares: per measure, this edge's share of the error budget.
-        version: version of the shares.
-        from_ms: event time of the first slice to which the shares apply.
-        processing_delay_ms: the center's processing delay of the query.
-    """
-
-    query: QueryRef
-    shares: Mapping[str, float]
-    version: int = 0
-    from_ms: int = 0
-    processing_delay_ms: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Workload:
     """How busy the edge is.
 
@@ -65,6 +37,16 @@ class Input:
     stream: str
     source: str
     fingerprints: tuple[int, ...]
+
+
+def accepted(query: QueryRef) -> pb.QueryStatus:
+    """Returns the report that this edge runs the query."""
+    return pb.QueryStatus(query=query.name, query_version=query.version, accepted=True)
+
+
+def refused(query: QueryRef, code: str, message: str) -> pb.QueryStatus:
+    """Returns the report that this edge cannot run the query."""
+    return pb.QueryStatus(query=query.name, query_version=query.version, code=code, message=message)
 
 
 class UplinkEndpoint(Protocol):
@@ -126,14 +108,11 @@ class UplinkEndpoint(Protocol):
         """Called when all frames up to `through` are durable at the center. `through` never decreases."""
 
     def on_queries(
-        self,
-        version: int,
-        queries: Sequence[tuple[QueryRef, QuerySpec]],
-        windows: Mapping[QueryRef, WindowRange] = NO_BORDERS,
-    ) -> Sequence[QueryStatusReport]:
+        self, queries: Sequence[tuple[QueryRef, QuerySpec]], windows: Mapping[QueryRef, WindowRange] = NO_BORDERS
+    ) -> Sequence[pb.QueryStatus]:
         """Applies the complete set of queries; the returned reports are sent to the center."""
 
-    def on_budget(self, update: BudgetUpdate) -> None:
+    def on_budget(self, budget: pb.Budget) -> None:
         """Applies this edge's shares of a query's error budget, and the query's processing delay."""
 
     def on_sampling(self, query: QueryRef, rate: float, clock_offset_ms: float, reason: SamplingReason) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 
 from edge.uplink.flow_control import DailyQuota, LinkFlow, LinkForecast, LinkLimits, PackingEstimator
-from edge.uplink.ports import BudgetUpdate, QueryStatusReport, UplinkEndpoint
+from edge.uplink.ports import UplinkEndpoint, refused
 from edgewater.base.errors import InvalidQuery, ProtocolError, StorageError
 from edgewater.base.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.model.lookups import MAX_KNOWN_TABLES, digest_of, pack_rows, unpack_rows
@@ -396,7 +396,8 @@ class UplinkSession:
             elif kind == "queries":
                 await self._on_queries(message.queries)
             elif kind == "budget":
-                self._on_budget(message.budget)
+                self._endpoint.on_budget(message.budget)
+                self._budgets_changed.set()
             elif kind == "sampling":
                 sampling = message.sampling
                 ref, reason = (
@@ -425,11 +426,6 @@ class UplinkSession:
         self.acknowledged = True
         self._endpoint.on_ack(through)
 
-    def _on_budget(self, message: pb.Budget) -> None:
-        ref, shares = QueryRef(message.query, message.query_version), dict(message.shares)
-        self._endpoint.on_budget(BudgetUpdate(ref, shares, message.version, message.from_ms, message.center_ms))
-        self._budgets_changed.set()
-
     def _on_refused(self, message: pb.Refused) -> None:
         ref = QueryRef(message.query, message.query_version)
         before, self._refused[ref, message.reason] = self._refused.get((ref, message.reason), 0), message.frames
@@ -453,7 +449,7 @@ class UplinkSession:
             except (InvalidQuery, ValueError) as exc:
                 # A newer center may have functions that this agent lacks; the other queries are not affected.
                 code = exc.code if isinstance(exc, InvalidQuery) else InvalidQuery.code
-                reports.append(QueryStatusReport(ref, False, code, str(exc)))
+                reports.append(refused(ref, code, str(exc)))
                 log.warning("query %s@%d cannot be read: %s", ref.name, ref.version, exc)
                 continue
             if query.HasField("from_ms") or query.HasField("until_ms"):
@@ -461,16 +457,9 @@ class UplinkSession:
                 windows[ref] = WindowRange(query.from_ms if query.HasField("from_ms") else MIN_TIME_MS, until_ms)
         used = {digest for query in message.queries for digest in query.tables.values()}
         self._tables = {digest: rows for digest, rows in self._tables.items() if digest in used}
-        reports += self._endpoint.on_queries(message.version, queries, windows)
+        reports += self._endpoint.on_queries(queries, windows)
         for report in reports:
-            status = pb.QueryStatus(
-                query=report.ref.name,
-                query_version=report.ref.version,
-                accepted=report.accepted,
-                code=report.code,
-                message=report.message,
-            )
-            await self._write(pb.FromEdge(query_status=status))
+            await self._write(pb.FromEdge(query_status=report))
         self._budgets_changed.set()
 
     def _with_rows(self, spec: QuerySpec, tables: Mapping[str, int]) -> QuerySpec:

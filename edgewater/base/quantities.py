@@ -7,7 +7,7 @@ milliseconds and bytes, with the error messages of `InvalidInput`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 
 import durationpy
@@ -120,17 +120,22 @@ def require_uncut(mapping: object, error: type[InvalidInput]) -> None:
 
     YAML parses ``{p99: quantiles(x, 0.99)}`` to ``{"p99": "quantiles(x", "0.99)": None}``.
     """
+    for field, value in _nested(mapping):
+        if isinstance(value, Mapping):
+            _require_uncut_values(list(value.items()), f"{field}." if field else "", error)
+
+
+def _nested(mapping: object) -> Iterator[tuple[str, object]]:
+    """Yields a value and all values in it, at any depth, each with its field."""
     pending, seen = [("", mapping)], set[int]()
     while pending:
         field, value = pending.pop()
+        yield field, value
         if not isinstance(value, Mapping | list) or id(value) in seen:
             continue
         seen.add(id(value))  # a YAML alias can make a value contain itself
-        prefix = f"{field}." if field else ""
-        if isinstance(value, Mapping):
-            _require_uncut_values(list(value.items()), prefix, error)
-        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
-            pending.append((f"{prefix}{key}", item))
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        pending += ((f"{field}.{key}" if field else f"{key}", item) for key, item in items)
 
 
 def _require_uncut_values(items: list[tuple[object, object]], prefix: str, error: type[InvalidInput]) -> None:
@@ -153,17 +158,10 @@ def require_serialisable(mapping: object, error: type[InvalidInput]) -> None:
 
     These are texts with an unpaired surrogate, and integers with more digits than Python converts to text.
     """
-    pending, seen = [("", mapping)], set[int]()
-    while pending:
-        field, value = pending.pop()
+    for field, value in _nested(mapping):
         _require_scalar(value, field, error)
-        if not isinstance(value, Mapping | list) or id(value) in seen:
-            continue
-        seen.add(id(value))  # a YAML alias can make a value contain itself
-        prefix = f"{field}." if field else ""
-        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+        for key in value if isinstance(value, Mapping) else ():
             _require_scalar(key, field, error)
-            pending.append((f"{prefix}{key}", item))
 
 
 def _require_scalar(value: object, field: str, error: type[InvalidInput]) -> None:

@@ -311,18 +311,6 @@ class Stack(Protocol):
         """Memory of the arrays, in bytes."""
 
 
-class Compacting(Stack, Protocol):
-    """A stack that buffers values and compacts many at a time.
-
-    The moment of a compaction decides later random bits and cuts, so only updates, merges and resets may start a
-    compaction. `to_message` therefore includes the buffered values unchanged. `take` returns a compacted copy, as an
-    edge ships it.
-    """
-
-    def compact(self) -> None:
-        """Compacts all buffered values."""
-
-
 @runtime_checkable
 class BoundedError(Protocol):
     """A stack with an error function, which lets an edge withhold updates under an error budget."""

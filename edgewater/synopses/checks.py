@@ -25,18 +25,16 @@ def check_power_of_two(name: str, value: object, low: int, high: int) -> int:
     return number
 
 
-def check_fraction(name: str, value: object) -> float:
+def check_fraction(name: str, value: object, example: float = 0.01) -> float:
     """Returns a number between 0 and 1, both excluded."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
-        raise InvalidRequest(name, value, "a number between 0 and 1, such as 0.01")
+        raise InvalidRequest(name, value, f"a number between 0 and 1, such as {example}")
     return float(value)
 
 
 def check_confidence(value: object) -> float:
     """Returns the confidence of an interval, between 0 and 1, both excluded."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
-        raise InvalidRequest("confidence", value, "a number between 0 and 1, such as 0.95")
-    return float(value)
+    return check_fraction("confidence", value, 0.95)
 
 
 def check_quantile(q: float) -> float:

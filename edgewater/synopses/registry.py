@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import pyarrow as pa
@@ -25,6 +26,7 @@ from edgewater.base.errors import (
 )
 from edgewater.base.streams import type_name
 from edgewater.synopses.base import NUMBER_TYPES, Question, SampleFunction, Stack
+from edgewater.synopses.checks import check_power_of_two, check_whole
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 Parameters = tuple[tuple[str, Any], ...]
@@ -64,13 +66,7 @@ class Parameter:
 
     @classmethod
     def whole(cls, default: Any, low: int, high: int) -> Parameter:
-        """A whole number from `low` to `high`."""
-
-        def read(value: Any) -> int:
-            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-                raise ValueError
-            return value
-
+        read = partial(check_whole, "", low=low, high=high)
         return cls(default, read, f"a whole number from {low} to {high}")
 
     @classmethod
@@ -89,14 +85,7 @@ class Parameter:
 
     @classmethod
     def power_of_two(cls, default: Any, low: int, high: int) -> Parameter:
-        """A power of two from `low` to `high`."""
-        whole = cls.whole(default, low, high)
-
-        def read(value: Any) -> int:
-            if whole.read(value) & (value - 1):
-                raise ValueError
-            return int(value)
-
+        read = partial(check_power_of_two, "", low=low, high=high)
         return cls(default, read, f"a power of two from {low} to {high}")
 
     @classmethod
@@ -265,7 +254,7 @@ def require_fit(sizes: Mapping[str, int]) -> None:
 def _read(parameter: Parameter, value: Any, at: str) -> Any:
     try:
         return parameter.read(value)
-    except (ValueError, TypeError, OverflowError) as exc:
+    except (ValueError, TypeError, OverflowError, InvalidInput) as exc:
         raise InvalidQuery(at, value, parameter.accepted) from exc
 
 

@@ -17,7 +17,12 @@ S = TypeVar("S", bound=Stack)
 
 
 def compacted(stack: S) -> S:
-    """Returns a stack of one group in the form that is shipped: without buffered values (`Compacting`)."""
+    """Returns a stack of one group in the form that is shipped: without buffered values.
+
+    A stack with the method `compact` buffers values and compacts many at a time. The moment of a compaction decides
+    later random bits and cuts, so only updates, merges and resets may start one. `to_message` therefore includes the
+    buffered values unchanged. `take` returns a compacted copy, as an edge ships it.
+    """
     return stack.take(np.zeros(1, np.int64)) if hasattr(stack, "compact") else stack
 
 

@@ -19,18 +19,9 @@ from collections.abc import Callable
 import numpy as np
 
 from center.budgets import error_limits
-from edge.core import (
-    Acked,
-    BudgetSet,
-    Configured,
-    EdgeCore,
-    FrameBuilt,
-    Ingested,
-    PullEvent,
-    SourcesOpened,
-    StreamSpec,
-    TickEvent,
-)
+from edge.core.core import EdgeCore
+from edge.core.events import Acked, BudgetSet, Configured, FrameBuilt, Ingested, PullEvent, SourcesOpened, TickEvent
+from edge.core.streams import StreamSpec
 from edgewater.base.streams import LIVE
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import GroupedAggregate

@@ -38,13 +38,6 @@ SETTLE_TIMEOUT_S = 240.0  # limit: wait for the last windows, on a busy machine 
 @click.option("--stay", is_flag=True, help="Keep all processes running afterwards, until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of a table.")
 @click.option(
-    "--report",
-    type=click.Path(path_type=Path),
-    default=Path("demo-report.json"),
-    show_default=True,
-    help="File for the report as JSON.",
-)
-@click.option(
     "--directory",
     type=click.Path(path_type=Path),
     default=Path(".edgewater/demo"),
@@ -52,7 +45,7 @@ SETTLE_TIMEOUT_S = 240.0  # limit: wait for the last windows, on a busy machine 
     help="Directory for state, configurations and logs; removes the state of an earlier run.",
 )
 @click.option("--port", default=7480, show_default=True, help="Port of the REST API on loopback; 0: a free port.")
-def demo(seconds: float, stay: bool, as_json: bool, report: Path, directory: Path, port: int) -> None:
+def demo(seconds: float, stay: bool, as_json: bool, directory: Path, port: int) -> None:
     """Run a center and three edges on a year of flights, and compare each answer with the truth.
 
     Starts the center and the edges (EWR, JFK, LGA) as processes on this machine. The edges replay the 336,776
@@ -90,7 +83,7 @@ def demo(seconds: float, stay: bool, as_json: bool, report: Path, directory: Pat
             for spec in SPECS
             if "accuracy" in spec
         ]
-        _finish(reports, early, took, report, console, as_json)
+        _finish(reports, early, took, console, as_json)
         if stay:
             console.print(f"running until Ctrl-C: {run.url}/ui/")
             while True:
@@ -114,14 +107,13 @@ def _report(run: Demo, name: str, truth: Truth, flights: Any) -> QueryReport:
 
 
 def _finish(
-    reports: list[QueryReport], early: list[EarlyReport], seconds: float, path: Path, console: Console, as_json: bool
+    reports: list[QueryReport], early: list[EarlyReport], seconds: float, console: Console, as_json: bool
 ) -> None:
     document = {
         "seconds": round(seconds, 1),
         "queries": [asdict(r) for r in reports],
         "early": [asdict(r) for r in early],
     }
-    path.write_text(json.dumps(document, indent=2) + "\n")
     if as_json:
         click.echo(json.dumps(document))
     else:
@@ -130,7 +122,6 @@ def _finish(
     problems = [(r.name, p) for r in reports for p in r.problems] + [(r.name, p) for r in early for p in r.problems]
     for name, problem in problems:
         console.print(f"[red]{name}: {problem}[/]")
-    console.print(f"report as JSON: {path}")
 
 
 def _follow(run: Demo, truths: dict[str, Truth], console: Console) -> None:

@@ -1,4 +1,4 @@
-"""Compares answers with the truth: the demo's table and `demo-report.json`."""
+"""Compares answers with the truth: the demo's table, and its report as JSON."""
 
 from __future__ import annotations
 

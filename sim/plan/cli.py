@@ -12,8 +12,8 @@ import click
 import numpy as np
 import pyarrow as pa
 
-from edge.codecs import MS_PER_UNIT
-from edgewater.base.errors import InvalidConfig, StorageError
+from edge.codecs.schema import MS_PER_UNIT
+from edgewater.base.errors import InvalidConfig
 from edgewater.base.streams import TIME_COLUMN
 from edgewater.model.link_forecast import Load, verdict
 from edgewater.model.query import QuerySpec
@@ -27,7 +27,6 @@ from sim.plan.cost import update_bytes, window_bytes
 from sim.plan.event_times import event_times
 from sim.plan.grid import POLICIES, Combination, PlanInputs, Row, combinations, measure_all
 from sim.plan.planned_query import omitted_measures, read_query
-from sim.plan.plot import SUFFIXES, plot
 from sim.plan.reader import ColumnSelection, read_files
 from sim.plan.table import label, table
 from sim.plan.trace import Notify, Placement, build_trace
@@ -175,8 +174,7 @@ def link(files: tuple[Path, ...], width: str, delay: int, as_json: bool, **flags
 @SEED
 @click.option("--jobs", type=click.IntRange(1), help="Number of processes.  [default: number of cores]")
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON instead of a table.")
-@click.option("--plot", "plot_file", type=PATH, help="Plot the curves to FILE.svg, .png or .pdf.")
-def trace(as_json: bool, plot_file: Path | None, jobs: int | None, **flags: Any) -> None:
+def trace(as_json: bool, jobs: int | None, **flags: Any) -> None:
     """Predict the staleness, error and bytes of budgets on your own data.
 
     TRACE is one or more files: CSV with a header, NDJSON (both also .gz) or Parquet. The command replays the
@@ -185,20 +183,13 @@ def trace(as_json: bool, plot_file: Path | None, jobs: int | None, **flags: Any)
 
     \b
       edgewater plan 2015-01-02.csv.gz --query downloads.yaml --time date --time time --windows 6 \\
-          --edges 4 --bandwidth 64 --policy caching --policy optimal --plot plan.svg
+          --edges 4 --bandwidth 64 --policy caching --policy optimal
 
-    Choose a budget from the table or the plot and put it into the query (`budget: {error: {bytes: 10MB}}`).
+    Choose a budget from the table and put it into the query (`budget: {error: {bytes: 10MB}}`).
     Staleness and error are 95th percentiles over windows; a window's error is the largest of all groups, as a
     percentage of the largest group's value.
     """
-    if plot_file is not None and plot_file.suffix not in SUFFIXES:
-        raise InvalidConfig("--plot", str(plot_file), f"a file that ends in {', '.join(SUFFIXES)}")
     rows = _rows(flags, jobs or os.cpu_count() or 1, lambda text: click.echo(text, err=True))
-    if plot_file is not None:
-        try:
-            plot(rows, plot_file)
-        except OSError as exc:
-            raise StorageError(f"{plot_file} cannot be written: {exc.strerror or exc}") from exc
     if as_json:
         click.echo(json.dumps(rows, indent=1, allow_nan=False))
         return

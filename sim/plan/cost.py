@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edge.core import MAX_FRAME_BYTES, PullEvent
+from edge.core.events import PullEvent
+from edge.core.pull_planner import MAX_FRAME_BYTES
 from edge.uplink.flow_control import PackingEstimator
 from edge.uplink.uplink_session import WIDE_LEVEL
 from edgewater.model.query import QuerySpec

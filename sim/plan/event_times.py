@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from edge.codecs import DAY_MS, MS_PER_UNIT, UNIT_NAMES, YEAR_2000_MS, YEAR_2200_MS, EventTime, read_times, time_values
+from edge.codecs.event_time import UNIT_NAMES, read_times, time_values
+from edge.codecs.schema import DAY_MS, MS_PER_UNIT, YEAR_2000_MS, YEAR_2200_MS, EventTime
 from edgewater.base.errors import InvalidConfig
 from edgewater.model import arithmetic
 from edgewater.synopses import BoolArray, IntArray

@@ -13,7 +13,9 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet
 
-from edge.codecs import CODECS, EXTENSIONS, CsvDialect, read_header
+from edge.codecs.csv_codec import CsvDialect, read_header
+from edge.codecs.decompression import CODECS
+from edge.codecs.formats import EXTENSIONS
 from edgewater.base.errors import InvalidConfig
 
 MAX_BLOCK_BYTES = 1 << 30

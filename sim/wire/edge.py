@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge.core import EdgeCore, Ingested, SourceEnded, SourcesOpened, StreamSpec, TickEvent
+from edge.core.core import EdgeCore
+from edge.core.events import Ingested, SourceEnded, SourcesOpened, TickEvent
+from edge.core.streams import StreamSpec
 from edge.durability import DurableCore, JournalGroupCommit
 from edge.read_pace import ReadPace
 from edge.records import Chunk

@@ -14,7 +14,9 @@ from center.early import EarlyAnswerEstimator
 from center.ledger import EdgesChanged, Emission, FramesMerged, FrameSummary, Ledger, QueryRegistered, TimeAdvanced
 from center.ledger.early_answers import EarlyAnswerBook
 from center.results import AnswerRecord
-from edge.core import Acked, Configured, EdgeCore, Ingested, PullEvent, StreamSpec
+from edge.core.core import EdgeCore
+from edge.core.events import Acked, Configured, Ingested, PullEvent
+from edge.core.streams import StreamSpec
 from edgewater.answers import Phase
 from edgewater.base.streams import LIVE, TIME_COLUMN, EdgeId, StreamClock
 from edgewater.model.edge_records import EdgeRecord, StreamRecord

@@ -13,7 +13,9 @@ from center.budgets.processing_delay import AnswerMargin
 from center.ledger import EdgesChanged, Emission, FramesMerged, FrameSummary, Ledger, QueryRegistered
 from center.results import AnswerRecord
 from center.serving.measures import NO_QUESTIONS, MeasureQuestions
-from edge.core import BudgetSet, EdgeCore, Ingested, PullEvent, SourceEnded, StreamSpec
+from edge.core.core import EdgeCore
+from edge.core.events import BudgetSet, Ingested, PullEvent, SourceEnded
+from edge.core.streams import StreamSpec
 from edgewater.answers import Phase
 from edgewater.base.streams import LIVE, TIME_COLUMN, Constant, EdgeId
 from edgewater.model.edge_records import EdgeRecord, StreamRecord

@@ -26,7 +26,9 @@ from center.ledger import Ledger
 from center.results import ResultStore
 from center.storage.frame_facts import FrameFacts
 from center.storage.frame_log import FrameEntry
-from edge.core import Acked, Configured, EdgeCore, Ingested, PullEvent, SourcesOpened, StreamSpec
+from edge.core.core import EdgeCore
+from edge.core.events import Acked, Configured, Ingested, PullEvent, SourcesOpened
+from edge.core.streams import StreamSpec
 from edge.durability import DurableCore
 from edge.records import RejectedRecords
 from edgewater.base.errors import OutdatedState

@@ -8,7 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from edge.core import EdgeCore, Ingested, PullEvent, SourceEnded, StreamSpec
+from edge.core.core import EdgeCore
+from edge.core.events import Ingested, PullEvent, SourceEnded
+from edge.core.streams import StreamSpec
 from edgewater.base.streams import TIME_COLUMN, EdgeId
 from edgewater.model.query import QuerySpec
 from edgewater.model.windows import SessionWindow

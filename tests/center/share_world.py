@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from center.budgets import AllocationPolicy, BudgetAllocator, BudgetReport, Grant, ShareViolation
-from edge.core import ShareSchedule
+from edge.core.budget_schedule import ShareSchedule
 from edgewater.base.streams import MIN_TIME_MS, EdgeId
 
 SLICE_MS = 1_000

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from edge.core import BackfillEnded, BackfillIngested, SourcesOpened
+from edge.core.events import BackfillEnded, BackfillIngested, SourcesOpened
 from edgewater.base.timestamps import rfc3339
 from tests.center.border_world import MINUTE, SOURCE, STREAM, T0, Border, Site
 

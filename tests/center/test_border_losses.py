@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from edge.core import InputLost, MemoryAction, MemoryLimited
+from edge.core.events import InputLost, MemoryLimited
+from edge.core.memory import MemoryAction
 from edge.records import RejectionReason
 from edgewater.base.streams import EdgeId
 from edgewater.wire import REJECTIONS

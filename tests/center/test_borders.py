@@ -15,8 +15,9 @@ from center.catalog import SessionStart
 from center.results.late_records import MAX_RANGES
 from center.serving.stored_windows import StoredWindows
 from center.serving.synopsis_cache import SynopsisCache
-from edge.codecs import EventTime, RecordSchema, TextFormat
-from edge.core import Ingested
+from edge.codecs.formats import TextFormat
+from edge.codecs.schema import EventTime, RecordSchema
+from edge.core.events import Ingested
 from edge.records import Chunk, RejectedRecords
 from edgewater.base.errors import OutdatedState
 from edgewater.base.streams import LIVE, EdgeId

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from edge.codecs import EventTime, RecordSchema
-from edge.core import Ingested
+from edge.codecs.schema import EventTime, RecordSchema
+from edge.core.events import Ingested
 from edge.receivers import Body, Request
 from edge.records import Chunk
 from edge.series import SeriesMemory

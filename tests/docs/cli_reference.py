@@ -40,7 +40,7 @@ Edgewater is not on PyPI. A package with this name on PyPI is another one. Insta
 |---|---|
 | none | `edgewater edge` with files, pushes, syslog and standard input |
 | `center` | `edgewater center` |
-| `client` | the Python client; the commands that ask a center; `edgewater top`, `edge top`, `edge tap` |
+| `client` | the Python client; the commands that ask a center; `edgewater top`, `edge top` |
 | `kafka`, `mqtt`, `otlp`, `remote-write` | sources of an edge; `kafka` is a sink of a center, too |
 | `postgres` | PostgreSQL as the store of a center, and as a sink |
 | `delta`, `iceberg` | sinks of a center |

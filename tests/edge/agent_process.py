@@ -19,7 +19,7 @@ import yaml
 
 from edge.agent import Agent, open_agent
 from edge.config import EdgeConfig, parse_config
-from edge.core import Configured, SourceEnded
+from edge.core.events import Configured, SourceEnded
 from edge.durability import DurableCore
 from edge.process import now_ms
 from edgewater.model.query import QuerySpec

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from edge.codecs import EventTime, RecordSchema
+from edge.codecs.schema import EventTime, RecordSchema
 from edge.records import COALESCE_S, Chunk, Position, Source
 from edge.source_kinds import SourceContext
 from edge.sources.factory import build_source

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from edge.core import EdgeCore
+from edge.core.core import EdgeCore
 from edgewater.synopses.encoding.state import State
 
 LEARNED = slice(5, 7)

@@ -10,18 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from edge.core import (
-    Acked,
-    BudgetSet,
-    Configured,
-    EdgeCore,
-    Ingested,
-    PullEvent,
-    SliceMemoryLimits,
-    SourceEnded,
-    SourcesOpened,
-    StreamSpec,
-)
+from edge.core.core import EdgeCore
+from edge.core.events import Acked, BudgetSet, Configured, Ingested, PullEvent, SourceEnded, SourcesOpened
+from edge.core.memory import SliceMemoryLimits
+from edge.core.streams import StreamSpec
 from edge.durability import DurableCore
 from edge.records import Position
 from edgewater.base.streams import TIME_COLUMN

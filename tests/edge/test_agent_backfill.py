@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edge.agent import open_agent
-from edge.core import Configured, SourceEnded
+from edge.core.events import Configured, SourceEnded
 from edge.durability import DurableCore
 from edge.process import now_ms
 from edgewater.base.streams import MAX_TIME_MS

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from edge.durability import KIND_NAMES, journal
+from edge.durability import journal
+from edge.durability.event_records import PAYLOAD, SOURCE_ENDED
 from tests.cells import at_night
 from tests.edge.agent_process import AgentProcess, lines
 
@@ -34,10 +35,10 @@ def agent_of(tmp_path: Path) -> Iterator[Start]:
         agent.close()
 
 
-def synced(agent: AgentProcess, kind: str) -> int:
+def synced(agent: AgentProcess, kind: int) -> int:
     """Number of journal records of a kind that are on disk."""
     paths = (agent.directory / "state").glob("journal-*.log")
-    return sum(KIND_NAMES[r.kind] == kind for p in paths for r in journal.scan(p.read_bytes()).records)
+    return sum(r.kind == kind for p in paths for r in journal.scan(p.read_bytes()).records)
 
 
 @pytest.mark.nightly
@@ -45,7 +46,7 @@ def test_records_of_stdin_are_synced_soon_and_each_restart_states_what_may_be_lo
     agent = agent_of({"stdin": {}})
     for n in range(2):
         agent.write(lines(300 * n, 300))
-        agent.until(lambda n=n: synced(agent, "payload") > n and agent.records() == 300 * (n + 1))  # type: ignore[misc]
+        agent.until(lambda n=n: synced(agent, PAYLOAD) > n and agent.records() == 300 * (n + 1))  # type: ignore[misc]
         agent.kill()
         agent.start()
         agent.until(lambda n=n: agent.losses() == {"restart": n + 1})  # type: ignore[misc]
@@ -61,7 +62,7 @@ def test_a_restart_after_the_end_of_stdin_has_lost_nothing(agent_of: Start) -> N
     agent = agent_of({"stdin": {}})
     agent.write(lines(0, 10))
     agent._process.stdin.close()  # type: ignore[union-attr]
-    agent.until(lambda: synced(agent, "source-ended") == 1)
+    agent.until(lambda: synced(agent, SOURCE_ENDED) == 1)
     agent.kill()
     assert agent.recovered() == (10, [])
 
@@ -171,7 +172,7 @@ def test_a_push_whose_reply_was_lost_counts_once_when_it_is_pushed_again(agent_o
     agent = agent_of({"http": {}})
     data = lines(0, 5)
     with agent.push_unheard(data, key):
-        agent.until(lambda: synced(agent, "payload") == 1)
+        agent.until(lambda: synced(agent, PAYLOAD) == 1)
         agent.kill()
     agent.start()
     again = agent.push(data, key)
@@ -189,4 +190,4 @@ def test_a_push_that_comes_again_before_it_is_durable_is_counted_once_and_waits_
         assert agent.push(data)["accepted"] == 5
         agent.until(lambda: (agent.metrics() or {})["edgewater_edge_repeated_pushes_total"] == 2)
     # Without a key, a repetition is a guess. So the journal states both repetitions, beside the records.
-    assert (synced(agent, "payload"), agent.records()) == (3, 5)
+    assert (synced(agent, PAYLOAD), agent.records()) == (3, 5)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from edge.core import Configured, Dropped, Ingested, StreamSpec
+from edge.core.events import Configured, Dropped, Ingested
+from edge.core.streams import StreamSpec
 from edge.process import CLOCK_STEP_CONFIRMED_S, WallClock
 from edgewater.base.streams import TIME_COLUMN
 from edgewater.wire import QueryRef

@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core import Configured, Ingested, SourcesOpened, StreamSpec
+from edge.core.events import Configured, Ingested, SourcesOpened
+from edge.core.streams import StreamSpec
 from edge.read_pace import LONGEST_WAIT_S, MOST_WAITING, SHORTER_WAIT_S, ReadPace
 from edge.records import COALESCE_S, Chunk
 from edge.sources.pacing import paced

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from hypothesis import given
@@ -28,12 +28,13 @@ def totals(points: list[Point]) -> Points:
     is_int = np.array([isinstance(point.total, int) for point in points], np.bool_)
     bits = [p.total if isinstance(p.total, int) else int(np.float64(p.total).view(np.int64)) for p in points]
     times = (np.array([getattr(p, name) for p in points], np.int64) for name in ("start_ns", "time_ns"))
-    return Points(keys, *times, np.array(bits, np.int64), is_int)
+    return Points(keys, *times, np.array(bits, np.int64), is_int, np.zeros(len(points)))
 
 
 def found(result: Increments) -> list[int | float | str | None]:
     """Returns per point its increment, None, or why it is rejected."""
-    columns = [result.out_of_order, result.too_many, result.counts, result.bits, result.is_int, result.floats]
+    added = result.added
+    columns = [result.out_of_order, result.too_many, result.counts, added.bits, added.is_int, added.floats]
     return [
         "old" if old else "many" if many else None if not counts else bits if is_int else value
         for old, many, counts, bits, is_int, value in zip(*(column.tolist() for column in columns), strict=True)
@@ -191,11 +192,9 @@ def test_a_second_total_may_fall_and_begins_anew_with_the_first() -> None:
     found_extra = []
     for time_ns, total, extra in given:
         one = totals([Point(1, 150, time_ns, total)])
-        result = memory.increments(
-            Points(one.keys, one.start_ns, one.time_ns, one.bits, one.is_int, np.array([extra])), 0, MANY
-        )
+        result = memory.increments(replace(one, extra=np.array([extra])), 0, MANY)
         memory.apply(SeriesUpdate.from_bytes(result.update.to_bytes()))
-        found_extra += result.extra.tolist()
+        found_extra += result.added.extra.tolist()
     assert found_extra == [-5.0, -4.0, 4.0]
 
 

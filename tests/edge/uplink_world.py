@@ -17,7 +17,7 @@ from center.catalog import Catalog
 from center.ingest.gateway import Gateway
 from center.storage.frame_log import FrameLog
 from edge.process import now_ms
-from edge.uplink import BudgetUpdate, LinkForecast, LinkLimits, QueryStatusReport, Uplink, UplinkEndpoint
+from edge.uplink import LinkForecast, LinkLimits, Uplink, UplinkEndpoint, accepted, refused
 from edgewater.model.query import QuerySpec
 from edgewater.model.window_range import NO_BORDERS, WindowRange
 from edgewater.wire import (
@@ -70,8 +70,8 @@ class Agent:
         self.welcomes: list[int | None] = []
         self.queries: list[tuple[QueryRef, QuerySpec]] = []
         self.shares: dict[str, float] = {}
-        self.budget: BudgetUpdate | None = None
-        self._reported: BudgetUpdate | None = BudgetUpdate(MILES, {}, -1)
+        self.budget: pb.Budget | None = None
+        self._reported: pb.Budget | None = pb.Budget(from_ms=-1)
         self.forecast: Callable[[], LinkForecast] = LinkForecast
         self.refuse = self.news = False
         self.refused: list[tuple[QueryRef, str, int]] = []
@@ -122,17 +122,14 @@ class Agent:
         self._received.set()
 
     def on_queries(
-        self,
-        version: int,
-        queries: Sequence[tuple[QueryRef, QuerySpec]],
-        windows: Mapping[QueryRef, WindowRange] = NO_BORDERS,
-    ) -> Sequence[QueryStatusReport]:
+        self, queries: Sequence[tuple[QueryRef, QuerySpec]], windows: Mapping[QueryRef, WindowRange] = NO_BORDERS
+    ) -> Sequence[pb.QueryStatus]:
         self.queries = list(queries)
         self._received.set()
-        return [QueryStatusReport(ref, not self.refuse, "invalid-query" if self.refuse else "") for ref, _ in queries]
+        return [refused(ref, "invalid-query", "") if self.refuse else accepted(ref) for ref, _ in queries]
 
-    def on_budget(self, update: BudgetUpdate) -> None:
-        self.budget, self.shares = update, dict(update.shares)
+    def on_budget(self, budget: pb.Budget) -> None:
+        self.budget, self.shares = budget, dict(budget.shares)
         self._received.set()
 
     def on_sampling(self, query: QueryRef, rate: float, clock_offset_ms: float, reason: SamplingReason) -> None:
@@ -141,7 +138,7 @@ class Agent:
     async def budget_reports(self, *, all_queries: bool) -> Sequence[pb.BudgetReport]:
         if not self.queries or not (all_queries or self.budget != self._reported):
             return []
-        self._reported, applied = self.budget, self.budget or BudgetUpdate(MILES, {})
+        self._reported, applied = self.budget, self.budget or pb.Budget()
         ref = self.queries[0][0]
         report = pb.BudgetReport(
             query=ref.name, query_version=ref.version, version=applied.version, from_ms=applied.from_ms

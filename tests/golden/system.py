@@ -24,19 +24,19 @@ from center.job.merge import merge_partials, read_frames
 from center.ledger import EdgesChanged, Ledger, QueryRegistered
 from center.results import ResultStore
 from center.storage.frame_log import FrameLog, StoredFrame
-from edge.core import (
+from edge.core.core import EdgeCore
+from edge.core.events import (
     Acked,
     BudgetSet,
     Configured,
-    EdgeCore,
     Ingested,
     PullEvent,
     SamplingSet,
     SourceEnded,
     SourcesOpened,
-    StreamSpec,
     TickEvent,
 )
+from edge.core.streams import StreamSpec
 from edge.durability import DurableCore
 from edge.records import Position, PushId
 from edgewater.base.streams import LIVE, TIME_COLUMN, EdgeId

@@ -38,7 +38,9 @@ from center.results import COSTLY_MS, LeaseLost, ResultStore
 from center.storage.delta_segments import INLINE_BYTES, DeltaSegments, SpanPart
 from center.storage.frame_log import FrameLog
 from edge.config import parse_config
-from edge.core import EdgeCore, Effect, Event, Ingested, SliceMemoryLimits
+from edge.core.core import EdgeCore
+from edge.core.events import Effect, Event, Ingested
+from edge.core.memory import SliceMemoryLimits
 from edge.records import Chunk, Position, PushId, Rejection, Rejections
 from edgewater.base.errors import OutdatedState, StorageError
 from edgewater.base.streams import TIME_COLUMN, Delivery, EdgeId

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from edge.codecs import HEAD_BYTES, TAIL_BYTES
+from edge.codecs.decompression import HEAD_BYTES, TAIL_BYTES
 from edge.records import BLOCK_BYTES
 from edge.sources.files.fingerprint import has_digest, identifies_content
 from edge.sources.files.position import FilePosition

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edge.codecs import NO_BYTES
+from edge.codecs.decompression import NO_BYTES
 from edge.records import InputGone, Position
 from edge.sources.files.position import FilePosition
 from edge.sources.files.reader import FileReader, OpenReader, Piece, with_guesses

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from errno import EAGAIN
 from pathlib import Path
 
-from edge.codecs import CODECS, HEAD_BYTES
+from edge.codecs.decompression import CODECS, HEAD_BYTES
 from edge.sources.files.position import FileId, FilePosition
 
 _ROTATION = re.compile(r"(?:[._-]\d[\dT:_.-]*)+$")

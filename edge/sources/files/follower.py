@@ -27,7 +27,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edge.codecs import CODECS, HEAD_BYTES, RecordSchema
+from edge.codecs.decompression import CODECS, HEAD_BYTES
+from edge.codecs.schema import RecordSchema
 from edge.records import Decoded, Rejection, RejectionReason
 from edge.sources.files.alike import Alike, Known, Stamp, same_bytes
 from edge.sources.files.fingerprint import (

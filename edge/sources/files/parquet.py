@@ -10,7 +10,9 @@ from typing import Any
 import google_crc32c
 import pyarrow as pa
 
-from edge.codecs import HEAD_BYTES, NO_BYTES, Digest, RecordSchema, check_schema, convert, extended, needed_columns
+from edge.codecs.columnar import check_schema, convert, needed_columns
+from edge.codecs.decompression import HEAD_BYTES, NO_BYTES, Digest, extended
+from edge.codecs.schema import RecordSchema
 from edge.records import BLOCK_BYTES, MAX_CHUNK_ROWS, Decoded, InputGone, Rejection, RejectionReason
 from edge.sources.files.position import FilePosition
 from edge.sources.files.reader import Piece, note_piece

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from edge.codecs import NO_BYTES, Digest
+from edge.codecs.decompression import NO_BYTES, Digest
 from edge.records import Position, Rejection
 from edgewater.base.errors import StorageError
 
@@ -89,30 +89,14 @@ class FilePosition:
 
     def to_state(self) -> Position:
         """Returns the position as JSON. Default values are left out, because each chunk contains its positions."""
-        result: Position = {
-            "file": self.file,
-            "inode": self.inode,
-            "head": list(self.head),
-            "offset": self.offset,
-            "arrival": self.arrival_ms,
-        }
-        if self.row:
-            result |= {"row": self.row, "block": self.block}
-        if self.header is not None:
-            result["header"] = list(self.header)
-        if self.tail[0]:
-            result["tail"] = list(self.tail)
-        if self.device:
-            result["device"] = self.device
-        digest = self.digest if self.offset else None
-        pairs = {"digest": digest, "span": self.span, "again": self.again, "like": self.like}
-        result |= {name: list(pair) for name, pair in pairs.items() if pair is not None}
-        if self.alike:
-            result |= {"alike": self.alike, "left_out": self.left_out}
-        if self.ended:
-            result["ended"] = True
-        if self.size:
-            result["size"] = self.size
+        result: Position = {"file": self.file, "inode": self.inode, "offset": self.offset, "arrival": self.arrival_ms}
+        result["head"] = list(self.head)
+        for name, absent in _ABSENT.items():
+            value = getattr(self, name)
+            if value != absent:
+                result[name] = list(value) if isinstance(value, tuple) else value
+        if self.offset and self.digest is not None:
+            result["digest"] = list(self.digest)
         if self.note is not None:
             result["note"] = self.note.to_json()
         if self.others:
@@ -133,32 +117,28 @@ class FilePosition:
 
     @classmethod
     def _read(cls, document: dict[str, Any]) -> FilePosition:
-        head, header, note = document["head"], document.get("header"), document.get("note")
-        tail, offset = document.get("tail", (0, 0)), int(document["offset"])
-        digest, span, again, like = (_pair(document.get(name)) for name in ("digest", "span", "again", "like"))
+        offset, note = int(document["offset"]), document.get("note")
+        stated = {name: document[name] for name in _ABSENT if name in document}
         return cls(
             file=str(document["file"]),
             inode=int(document["inode"]),
-            head=(int(head[0]), int(head[1])),
+            head=_pair(document["head"]),
             offset=offset,
-            block=int(document.get("block", 0)),
-            row=int(document.get("row", 0)),
             arrival_ms=int(document["arrival"]),
-            header=tuple(header) if header is not None else None,
-            ended=bool(document.get("ended", False)),
             note=Rejection(**note) if note is not None else None,
             others=tuple(cls._read(other) for other in document.get("others", ())),
-            tail=(int(tail[0]), int(tail[1])),
-            size=int(document.get("size", 0)),
-            device=int(document.get("device", 0)),
-            digest=digest if offset else NO_BYTES,
-            span=span,
-            again=again,
-            alike=int(document.get("alike", 0)),
-            left_out=bool(document.get("left_out", False)),
-            like=like,
+            digest=(_pair(document["digest"]) if "digest" in document else None) if offset else NO_BYTES,
+            **{name: tuple(value) if isinstance(value, list) else value for name, value in stated.items()},
         )
 
 
-def _pair(value: list[int] | None) -> tuple[int, int] | None:
-    return None if value is None else (int(value[0]), int(value[1]))
+_ABSENT: dict[str, Any] = {
+    each.name: each.default
+    for each in fields(FilePosition)
+    if each.name not in ("file", "inode", "head", "offset", "arrival_ms", "note", "others", "digest")
+}
+"""The fields that are stored as they are unless they have these defaults."""
+
+
+def _pair(value: list[int]) -> tuple[int, int]:
+    return int(value[0]), int(value[1])

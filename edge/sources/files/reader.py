@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from edge.codecs import RecordSchema
+from edge.codecs.schema import RecordSchema
 from edge.records import Decoded, IntArray, Rejection, RejectionReason, guesses
 from edge.sources.files.position import FilePosition
 from edgewater.base.streams import MAX_TIME_MS, MIN_TIME_MS, TIME_COLUMN

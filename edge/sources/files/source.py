@@ -10,7 +10,9 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
 
-from edge.codecs import NO_BYTES, RecordSchema, TextFormat, codec_of
+from edge.codecs.decompression import NO_BYTES, codec_of
+from edge.codecs.formats import TextFormat
+from edge.codecs.schema import RecordSchema
 from edge.records import COALESCE_S, MAX_CHUNK_ROWS, SHORT_READ_BYTES, Chunk, InputGone, Position, split_rows
 from edge.source_kinds import SourceContext
 from edge.sources.files.backfill import BackfillFile, BackfillReader

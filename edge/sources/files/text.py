@@ -7,21 +7,11 @@ from dataclasses import replace
 
 import google_crc32c
 
-from edge.codecs import (
-    BOM,
-    HEAD_BYTES,
-    NO_BYTES,
-    TAIL_BYTES,
-    Block,
-    ByteStream,
-    Digest,
-    LineDecoder,
-    OpenFile,
-    TextFormat,
-    extended,
-    split_header,
-    too_long,
-)
+from edge.codecs.decompression import HEAD_BYTES, NO_BYTES, TAIL_BYTES, Digest, OpenFile, extended
+from edge.codecs.formats import TextFormat
+from edge.codecs.framing import Block, ByteStream
+from edge.codecs.line_decoder import LineDecoder
+from edge.codecs.line_stream import BOM, split_header, too_long
 from edge.records import BLOCK_BYTES, Decoded, InputGone, Rejection, RejectionReason
 from edge.sources.files.position import FilePosition
 from edge.sources.files.reader import Piece, note_piece

@@ -12,7 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from edge.codecs import RecordSchema, extract_event_times
+from edge.codecs.event_time import extract_event_times
+from edge.codecs.schema import RecordSchema
 from edge.records import Decoded, RejectionReason, Rejections
 from edge.sources.otlp.messages import Attributes, OtlpRecords, Unreadable, any_value, text
 from edgewater.base.streams import type_name

@@ -16,7 +16,7 @@ from google.protobuf import json_format
 from pydantic import Field, field_validator
 from starlette.responses import Response
 
-from edge.codecs import RecordSchema
+from edge.codecs.schema import RecordSchema
 from edge.config import Model
 from edge.receivers import Body, Counted, Part, PushedSource, Receiver, Refused, Request
 from edge.records import Source

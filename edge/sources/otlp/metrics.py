@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from google.protobuf.message import DecodeError
 
-from edge.codecs import RecordSchema
+from edge.codecs.schema import RecordSchema
 from edge.records import Decoded, RejectionReason, guesses
 from edge.series import KEY_BYTES, Points, SeriesMemory, SeriesUpdate
 from edge.sources.otlp.columns import IntArray, Prepared, Rows, Values, nanoseconds, prepare
@@ -323,16 +323,16 @@ class MetricStream:
     def _convert(
         self, rows: MetricRows, prepared: Prepared, arrival_ms: int, at: IntArray, points: Points, memory: SeriesMemory
     ) -> tuple[Decoded, SeriesUpdate]:
-        added = memory.increments(points, arrival_ms * 1_000_000, self._max_series)
+        increments = memory.increments(points, arrival_ms * 1_000_000, self._max_series)
         bits, is_int, total = rows.bits.copy(), rows.is_int.copy(), rows.extra["sum"].copy()
-        bits[at], is_int[at] = added.bits, added.is_int
-        total[at] = np.where(np.isnan(total[at]), np.nan, added.extra)
+        bits[at], is_int[at] = increments.added.bits, increments.added.is_int
+        total[at] = np.where(np.isnan(total[at]), np.nan, increments.added.extra)
         for which, why in (
             (
-                added.out_of_order,
+                increments.out_of_order,
                 "another process sends the series, too; expected an attribute such as service.instance.id",
             ),
-            (added.too_many, f"a new series beyond max_series ({self._max_series}); expected fewer attributes"),
+            (increments.too_many, f"a new series beyond max_series ({self._max_series}); expected fewer attributes"),
         ):
             if which.any():
                 bad = np.zeros(len(rows), np.bool_)
@@ -340,14 +340,14 @@ class MetricStream:
                 name = rows.metrics[rows.metric_of[int(np.argmax(bad))]].name
                 prepared.reject(RejectionReason.MALFORMED, bad, rows.time_ns, str(name), f"{name!s}: {why}")
         keep = np.ones(len(rows), np.bool_)
-        keep[at] = added.counts | added.out_of_order | added.too_many
+        keep[at] = increments.counts | increments.out_of_order | increments.too_many
         keep &= (rows.part != _BUCKET) | (bits != 0)
         decoded = self._finish(rows, prepared, arrival_ms, keep, bits, is_int, total)
         moved = _have_moved(rows.part[at] == _BUCKET, rows.point_of[at], points, memory.last_ns(points.keys))
-        added.guesses[DropReason.OVERLAPPING_TOTAL][moved & (added.bits != 0)] = True
+        increments.guesses[DropReason.OVERLAPPING_TOTAL][moved & (increments.added.bits != 0)] = True
         times_ms = points.time_ns // 1_000_000
-        guessed = (each for reason, mask in added.guesses.items() for each in guesses(reason, times_ms[mask]))
-        return replace(decoded, guessed=tuple(guessed)), added.update
+        guessed = (each for reason, mask in increments.guesses.items() for each in guesses(reason, times_ms[mask]))
+        return replace(decoded, guessed=tuple(guessed)), increments.update
 
     def _finish(
         self,

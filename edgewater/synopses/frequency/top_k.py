@@ -157,7 +157,7 @@ class TopKStack(ItemStack):
             self.compact()
 
     def compact(self) -> None:
-        """Prunes the counters (`base.Compacting`). Later states depend on when this happens."""
+        """Prunes the counters before the state is shipped. Later states depend on when this happens."""
         self._held, lost = self._pruned()
         self._view("error")[:] += lost
         self._unpruned = 0

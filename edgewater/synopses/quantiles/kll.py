@@ -168,7 +168,7 @@ class KllStack(ArrayStack):
             self.compact()
 
     def compact(self) -> None:
-        """Compacts all buffered values (`base.Compacting`). Later states depend on when this happens."""
+        """Compacts all buffered values before the state is shipped. Later states depend on when this happens."""
         self._compacted_self = None
         if self._runs:
             # The buffered values are compacted first: the merge with the other rows is then short.

@@ -13,7 +13,8 @@ from center.budgets import AllocationPolicy, BudgetAllocator, BudgetReport
 from center.ledger import EdgesChanged, FrameSummary, Ledger, QueryRegistered
 from center.results import AnswerRecord, ResultStore
 from center.storage.delta_segments import Delta
-from edge.core import BudgetSet, Ingested, SourceEnded, StreamSpec
+from edge.core.events import BudgetSet, Ingested, SourceEnded
+from edge.core.streams import StreamSpec
 from edgewater.answers import Cause, WithheldBound
 from edgewater.answers.statement import violations_of_facts
 from edgewater.base.streams import TIME_COLUMN, EdgeId

@@ -13,7 +13,7 @@ from center.early.estimator import MORE_HAVE_COME
 from center.early.evaluation import BEYOND_LAGS, TOO_FEW, UNKNOWN_CHANGE, UNKNOWN_SILENCE, ZERO_ESTIMATE
 from center.ledger import Emission
 from edge.arrivals import SubstreamMonitor
-from edge.core import StreamSpec
+from edge.core.streams import StreamSpec
 from edgewater.answers import Phase
 from edgewater.base.streams import StreamClock
 from tests.center.accuracy_world import BEGIN_MS, COLUMNS, Site, World, exponential, first_answers, spec

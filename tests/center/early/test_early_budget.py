@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from edge.core import SamplingSet
+from edge.core.events import SamplingSet
 from edgewater.answers import Phase
 from edgewater.answers.statement import requested
 from edgewater.wire import SamplingReason

@@ -16,7 +16,7 @@ import pytest
 from center.early import EarlyAnswerEstimator, GroupPrediction, Prediction
 from center.early import groups as group_module
 from center.ledger import EdgesChanged, Emission, TimeAdvanced
-from edge.core import SamplingSet
+from edge.core.events import SamplingSet
 from edgewater.answers import Phase
 from edgewater.answers.statement import requested
 from edgewater.model.accuracy import MAX_GROUPS, group_values

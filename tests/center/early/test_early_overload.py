@@ -14,7 +14,7 @@ import pytest
 
 from center.early import EdgeSamplingController, SamplingRequirement
 from center.ledger import Emission
-from edge.core import SamplingSet
+from edge.core.events import SamplingSet
 from edge.utilization import BusyMeter
 from edgewater.base.streams import EdgeId
 from edgewater.wire import SamplingReason

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from center.early.evaluation import UNKNOWN_RANGE
-from edge.core import SamplingSet
+from edge.core.events import SamplingSet
 from edgewater.answers import Phase
 from tests.center.accuracy_world import FINE_MS, REF, WINDOW_MS, Site, World, exponential, first_answers, spec
 from tests.center.early.test_early_promise import least_covered

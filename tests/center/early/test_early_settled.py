@@ -11,7 +11,7 @@ import pytest
 
 from center.ledger import EdgesChanged, Emission
 from edge.arrivals import SubstreamMonitor
-from edge.core import SamplingSet, SourceEnded
+from edge.core.events import SamplingSet, SourceEnded
 from edgewater.answers import Phase
 from edgewater.wire import SamplingReason
 from tests.center.accuracy_world import BEGIN_MS, REF, STEP_MS, Site, World, exponential, record_of, spec

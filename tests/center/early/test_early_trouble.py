@@ -10,7 +10,9 @@ import pytest
 from center.budgets.processing_delay import AnswerMargin
 from center.ledger import EdgesChanged, Ledger, early_answers, pack_state
 from center.ledger.state import EstimatorLogEntry
-from edge.core import Configured, EdgeCore, SamplingSet, StreamSpec
+from edge.core.core import EdgeCore
+from edge.core.events import Configured, SamplingSet
+from edge.core.streams import StreamSpec
 from edgewater.answers import Phase
 from edgewater.base.streams import LIVE
 from tests.cells import at_night

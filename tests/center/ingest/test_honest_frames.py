@@ -7,7 +7,8 @@ import pyarrow as pa
 import pytest
 
 from center.ingest.frame_check import FrameCheck
-from edge.core import Ingested, InputLost, PullEvent, SourceEnded, StreamSpec, TickEvent
+from edge.core.events import Ingested, InputLost, PullEvent, SourceEnded, TickEvent
+from edge.core.streams import StreamSpec
 from edgewater.base.streams import LIVE, TIME_COLUMN
 from edgewater.guard.frame_work import FULL_FRAME_WORK
 from edgewater.model.query import QuerySpec

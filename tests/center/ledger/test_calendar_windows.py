@@ -13,7 +13,8 @@ import pytest
 
 from center.budgets.processing_delay import AnswerMargin
 from center.ledger import EdgesChanged, FramesMerged, FrameSummary, Ledger, QueryRegistered, TimeAdvanced
-from edge.core import Ingested, SourceEnded, StreamSpec
+from edge.core.events import Ingested, SourceEnded
+from edge.core.streams import StreamSpec
 from edgewater.answers import Phase
 from edgewater.base.streams import TIME_COLUMN, EdgeId
 from edgewater.model.query import QuerySpec

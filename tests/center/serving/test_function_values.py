@@ -16,7 +16,9 @@ from center.serving.measures import MeasureQuestions
 from center.serving.question_lines import read_question
 from center.serving.stored_windows import StoredWindows
 from center.serving.synopsis_cache import SynopsisCache
-from edge.core import EdgeCore, SamplingSet, StreamSpec
+from edge.core.core import EdgeCore
+from edge.core.events import SamplingSet
+from edge.core.streams import StreamSpec
 from edgewater.answers import Phase, WithheldBound
 from edgewater.base.streams import LIVE
 from edgewater.model.query import QuerySpec

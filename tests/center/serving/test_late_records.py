@@ -19,7 +19,9 @@ from center.budgets.processing_delay import AnswerMargin
 from center.ledger import EdgesChanged, Emission, FramesMerged, FrameSummary, Ledger, QueryRegistered
 from center.results import AnswerRecord
 from center.serving.render import evaluated
-from edge.core import Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec, TickEvent
+from edge.core.core import EdgeCore
+from edge.core.events import Configured, FrameBuilt, Ingested, PullEvent, SourcesOpened, TickEvent
+from edge.core.streams import StreamSpec
 from edgewater.base.streams import LIVE, TIME_COLUMN, EdgeId
 from edgewater.model.edge_records import EdgeRecord, StreamRecord
 from edgewater.model.query import QuerySpec

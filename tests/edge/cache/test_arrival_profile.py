@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from edge.cache import GroupHistory, SliceEntries, parts_of
-from edge.cache.arrival_profile import EXPERTS, PARTS, ArrivalProfile
+from edge.cache.arrival_profile import EXPERTS, PARTS, ArrivalProfile, parts_of
+from edge.cache.entries import SliceEntries
 from edge.cache.forecast import forecast
+from edge.cache.history import GroupHistory
 from edgewater.synopses import GroupedAggregate, IntArray, function_named
 
 GROUPS, SLICE_MS = 200, 16_000

@@ -8,12 +8,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.cache import ErrorLimits, GroupHistory, SendSlots, SliceEntries, primary_mask, withheld_of
+from edge.cache.entries import SliceEntries
+from edge.cache.error_limits import ErrorLimits, primary_mask
 from edge.cache.forecast import Forecast
-from edge.cache.history import MAX_HISTORY_GROUPS
+from edge.cache.history import MAX_HISTORY_GROUPS, GroupHistory
 from edge.cache.send_ranking import EVICTION_POLICIES, SliceView
-from edge.cache.sizing import linear, nth_largest, prev_window, pure_pess
-from edge.core import Acked, BudgetSet, Configured, EdgeCore, Ingested, PullEvent, SourcesOpened, StreamSpec
+from edge.cache.sizing import SendSlots, linear, nth_largest, prev_window, pure_pess
+from edge.cache.withheld import withheld_of
+from edge.core.core import EdgeCore
+from edge.core.events import Acked, BudgetSet, Configured, Ingested, PullEvent, SourcesOpened
+from edge.core.streams import StreamSpec
 from edgewater.base.errors import InvalidQuery
 from edgewater.base.streams import TIME_COLUMN
 from edgewater.model.caching import EVICTIONS, SIZINGS, CacheSpec

@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core import BudgetSet, Ingested, PullEvent, SourceEnded, StreamSpec
+from edge.core.events import BudgetSet, Ingested, PullEvent, SourceEnded
+from edge.core.streams import StreamSpec
 from edgewater.base.streams import TIME_COLUMN
 from edgewater.model.caching import EVICTIONS
 from edgewater.model.query import QuerySpec

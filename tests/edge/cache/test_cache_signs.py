@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.core import BudgetSet, Ingested, PullEvent, SourceEnded, StreamSpec
+from edge.core.events import BudgetSet, Ingested, PullEvent, SourceEnded
+from edge.core.streams import StreamSpec
 from edgewater.base.streams import TIME_COLUMN
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import FloatArray, GroupedAggregate, IntArray

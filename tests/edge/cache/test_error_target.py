@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge.cache import max_entries_per_frame
 from edge.cache.error_target import ErrorTarget, nth_largest
-from edge.cache.send_queue import MAX_QUEUED, MIN_ENTRIES_PER_FRAME
+from edge.cache.send_queue import MAX_QUEUED, MIN_ENTRIES_PER_FRAME, max_entries_per_frame
 from edgewater.synopses import FloatArray
 
 SLOTS = 600.0

@@ -12,21 +12,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.cache import (
-    ErrorLimits,
-    GroupHistory,
-    RankingContext,
-    SendSlots,
-    SliceEntries,
-    learn,
-    primary_mask,
-    rank_closed_by_deadline,
-    rank_open,
-    withheld_of,
-)
+from edge.cache.entries import SliceEntries
+from edge.cache.error_limits import ErrorLimits, primary_mask
 from edge.cache.forecast import forecast
-from edge.cache.sizing import accumulated_errors
-from edge.core import BudgetSet, Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourceEnded, StreamSpec
+from edge.cache.history import GroupHistory
+from edge.cache.policy import RankingContext, learn, rank_closed_by_deadline, rank_open
+from edge.cache.sizing import SendSlots, accumulated_errors
+from edge.cache.withheld import withheld_of
+from edge.core.core import EdgeCore
+from edge.core.events import BudgetSet, Configured, FrameBuilt, Ingested, PullEvent, SourceEnded
+from edge.core.streams import StreamSpec
 from edgewater.base.streams import TIME_COLUMN
 from edgewater.model.caching import EVICTIONS, CacheSpec
 from edgewater.model.query import QuerySpec

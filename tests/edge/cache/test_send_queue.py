@@ -6,9 +6,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.cache import ErrorLimits, GroupHistory, SendQueue, SendSlots, SliceEntries, policy
-from edge.cache.send_queue import MAX_QUEUED, RERANK_FRACTION
-from edge.cache.sizing import pure_pess
+from edge.cache import policy
+from edge.cache.entries import SliceEntries
+from edge.cache.error_limits import ErrorLimits
+from edge.cache.history import GroupHistory
+from edge.cache.send_queue import MAX_QUEUED, RERANK_FRACTION, SendQueue
+from edge.cache.sizing import SendSlots, pure_pess
 from edgewater.model.caching import CacheSpec
 from edgewater.synopses import GroupedAggregate, IntArray, function_named
 

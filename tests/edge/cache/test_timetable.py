@@ -6,9 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.cache import GroupHistory, SliceEntries, positions_of
+from edge.cache.entries import SliceEntries
 from edge.cache.forecast import forecast
-from edge.cache.timetable import MAX_TIMES, SLICES, Timetable
+from edge.cache.history import GroupHistory
+from edge.cache.timetable import MAX_TIMES, SLICES, Timetable, positions_of
 from edgewater.synopses import GroupedAggregate, IntArray, function_named
 
 GROUPS, SLICE_MS = 300, 86_400_000

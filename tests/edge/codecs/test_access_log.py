@@ -7,7 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from edge.codecs import ACCESS_NULLS, EventTime, LinePattern, RecordSchema, TextFormat, log_format
+from edge.codecs.access_log import ACCESS_NULLS, log_format
+from edge.codecs.fields_codec import LinePattern
+from edge.codecs.formats import TextFormat
+from edge.codecs.schema import EventTime, RecordSchema
 from edge.config import parse_config
 from edgewater.base.errors import InvalidConfig
 from tests.refusals import refused

@@ -6,10 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.codecs import CsvDialect, EventTime, LineDecoder, MessageDecoder, RecordSchema, TextFormat, read_header
-from edge.codecs.csv_codec import CsvCodec
+from edge.codecs.csv_codec import CsvCodec, CsvDialect, read_header
 from edge.codecs.csv_records import OPEN_BYTES
+from edge.codecs.formats import TextFormat
 from edge.codecs.framing import OPEN_RECORD_MS
+from edge.codecs.line_decoder import LineDecoder
+from edge.codecs.messages import MessageDecoder
+from edge.codecs.schema import EventTime, RecordSchema
 from edge.records import Decoded
 from edgewater.base.errors import InvalidRecord
 from tests.examples import examples

@@ -4,8 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.codecs import DAY_MS, EventTime, RecordSchema, cast_or_null
-from edge.codecs.event_time import extract_event_times
+from edge.codecs.event_time import cast_or_null, extract_event_times
+from edge.codecs.schema import DAY_MS, EventTime, RecordSchema
 from edge.records import Decoded, Rejections
 
 NOW = 1_700_000_000_000

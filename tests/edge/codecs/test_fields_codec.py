@@ -7,7 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.codecs import ACCESS_TIME, EventTime, LinePattern, RecordSchema, TextFormat, TextFormatName
+from edge.codecs.access_log import ACCESS_TIME
+from edge.codecs.fields_codec import LinePattern
+from edge.codecs.formats import TextFormat, TextFormatName
+from edge.codecs.schema import EventTime, RecordSchema
 from edge.records import Decoded
 from tests.examples import examples
 

@@ -10,8 +10,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from edge.codecs import CONVERTED, CsvDialect, EventTime, LineDecoder, RecordSchema, TextFormat, check_schema, convert
+from edge.codecs.columnar import check_schema, convert
+from edge.codecs.csv_codec import CsvDialect
+from edge.codecs.formats import TextFormat
+from edge.codecs.lenient import CONVERTED
+from edge.codecs.line_decoder import LineDecoder
 from edge.codecs.ndjson_codec import NdjsonCodec
+from edge.codecs.schema import EventTime, RecordSchema
 from edge.records import Decoded
 from edgewater.base.errors import InvalidRecord
 

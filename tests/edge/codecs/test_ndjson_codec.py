@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.codecs import EventTime, LineDecoder, RecordSchema
+from edge.codecs.line_decoder import LineDecoder
 from edge.codecs.ndjson_codec import NdjsonCodec
+from edge.codecs.schema import EventTime, RecordSchema
 from edge.records import MAX_SPANS, Decoded, RejectedRecords
 from tests.examples import examples
 

@@ -10,8 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from edge.codecs import EventTime, MessageDecoder, RecordSchema, TextFormat, convert, event_time
+from edge.codecs import event_time
+from edge.codecs.columnar import convert
+from edge.codecs.formats import TextFormat
 from edge.codecs.line_decoder import PIECE_LINES
+from edge.codecs.messages import MessageDecoder
+from edge.codecs.schema import EventTime, RecordSchema
 from edge.records import MAX_VALUES, Chunk, Decoded, Rejection
 
 NOW = 1_700_000_000_000

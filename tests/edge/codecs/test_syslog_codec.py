@@ -10,8 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.codecs import ColumnsSchema, EventTime, LineDecoder, RecordSchema, SyslogFormat, TextFormat
-from edge.codecs.messages import MessageDecoder
+from edge.codecs.formats import TextFormat
+from edge.codecs.line_decoder import LineDecoder
+from edge.codecs.messages import ColumnsSchema, MessageDecoder
+from edge.codecs.schema import EventTime, RecordSchema
+from edge.codecs.syslog import SyslogFormat
 from edge.records import Decoded
 from edgewater.base.streams import TIME_COLUMN
 from tests.examples import examples

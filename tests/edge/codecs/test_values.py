@@ -14,7 +14,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edge.codecs import EventTime, LineDecoder, LinePattern, MessageDecoder, RecordSchema, SyslogFormat, TextFormat
+from edge.codecs.fields_codec import LinePattern
+from edge.codecs.formats import TextFormat
+from edge.codecs.line_decoder import LineDecoder
+from edge.codecs.messages import MessageDecoder
+from edge.codecs.schema import EventTime, RecordSchema
+from edge.codecs.syslog import SyslogFormat
 from edge.config import LookupConfig
 from edge.records import Decoded
 from edge.sources.lookups import load_table

@@ -6,7 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from edge.core import Configured, Ingested, PullEvent, StreamSpec
+from edge.core.events import Configured, Ingested, PullEvent
+from edge.core.streams import StreamSpec
 from edgewater.base.streams import TIME_COLUMN, StreamClock
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import GroupedAggregate

@@ -8,18 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core import (
-    Configured,
-    EdgeCore,
-    FrameBuilt,
-    Ingested,
-    PullEvent,
-    QueryRefused,
-    SamplingSet,
-    SourcesOpened,
-    StreamSpec,
-)
 from edge.core.arrival_reports import ArrivalMonitor, SamplingSettings
+from edge.core.core import EdgeCore
+from edge.core.events import Configured, FrameBuilt, Ingested, PullEvent, QueryRefused, SamplingSet, SourcesOpened
+from edge.core.streams import StreamSpec
 from edge.durability import DurableCore
 from edge.durability.event_records import decode_event, encode_event
 from edgewater.arrivals import SubstreamStatistics, read_report

@@ -6,7 +6,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from edge.core import BackfillIngested, Configured, EdgeCore, Ingested, PullEvent, SourcesOpened, StreamSpec
+from edge.core.core import EdgeCore
+from edge.core.events import BackfillIngested, Configured, Ingested, PullEvent, SourcesOpened
+from edge.core.streams import StreamSpec
 from edge.durability.event_records import decode_event, encode_event
 from edgewater.base.streams import MIN_TIME_MS, TIME_COLUMN
 from edgewater.model.query import QuerySpec

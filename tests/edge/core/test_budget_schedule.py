@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.core import BudgetSet, DriftRates, EdgeCore, Ingested, PullEvent, ShareSchedule, StreamSpec
-from edge.core.budget_schedule import MAX_STEPS
+from edge.core.budget_schedule import MAX_STEPS, ShareSchedule
+from edge.core.core import EdgeCore
+from edge.core.drift import DriftRates
+from edge.core.events import BudgetSet, Ingested, PullEvent
+from edge.core.streams import StreamSpec
 from edge.durability.event_records import decode_event, encode_event
 from edgewater.base.streams import MIN_TIME_MS, TIME_COLUMN
 from edgewater.wire import FrameBody, QueryRef

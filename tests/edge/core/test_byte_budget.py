@@ -9,7 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core import BudgetSet, Configured, EdgeCore, Ingested, PullEvent, StreamSpec
+from edge.core.core import EdgeCore
+from edge.core.events import BudgetSet, Configured, Ingested, PullEvent
+from edge.core.streams import StreamSpec
 from edgewater.base.streams import TIME_COLUMN, StreamClock
 from edgewater.model.byte_budget import close_bytes
 from edgewater.model.query import QuerySpec

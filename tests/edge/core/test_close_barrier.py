@@ -6,7 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core import EdgeCore, Ingested, PullEvent, SamplingSet, StreamSpec
+from edge.core.core import EdgeCore
+from edge.core.events import Ingested, PullEvent, SamplingSet
+from edge.core.streams import StreamSpec
 from edgewater.base.streams import LIVE, TIME_COLUMN
 from edgewater.model.query import QuerySpec
 from edgewater.wire import FrameBody, QueryRef

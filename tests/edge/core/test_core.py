@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.core import (
+from edge.core.core import EdgeCore
+from edge.core.events import (
     Acked,
     BudgetSet,
     Configured,
     Dropped,
-    EdgeCore,
     Effect,
     FrameBuilt,
     Ingested,
@@ -22,9 +22,9 @@ from edge.core import (
     QueryRefused,
     SourceEnded,
     SourcesOpened,
-    StreamSpec,
     TickEvent,
 )
+from edge.core.streams import StreamSpec
 from edgewater.base.errors import StorageError
 from edgewater.base.streams import MAX_TIME_MS, TIME_COLUMN, StreamClock
 from edgewater.model.query import QuerySpec

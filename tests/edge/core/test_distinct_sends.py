@@ -8,7 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core import EdgeCore, Ingested, PullEvent, SourceEnded, StreamSpec
+from edge.core.core import EdgeCore
+from edge.core.events import Ingested, PullEvent, SourceEnded
+from edge.core.streams import StreamSpec
 from edgewater.base.streams import TIME_COLUMN
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import QueryRef

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from edge.core import Configured
+from edge.core.events import Configured
 from edgewater.model.query import QuerySpec
 from edgewater.wire import QueryRef
 from tests.edge.core.shops import GROUPS, WINDOW_MS, Shops, groups, query

@@ -8,7 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core import Acked, EdgeCore, FrameBuilt, Ingested, PullEvent, SamplingSet, StreamSpec, TickEvent
+from edge.core.core import EdgeCore
+from edge.core.events import Acked, FrameBuilt, Ingested, PullEvent, SamplingSet, TickEvent
+from edge.core.streams import StreamSpec
 from edgewater.base.streams import LIVE
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import GroupedAggregate, RowSampleStack

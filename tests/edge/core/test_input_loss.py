@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from edge.core import Configured, EdgeCore, Ingested, InputLost, PullEvent, StreamSpec
+from edge.core.core import EdgeCore
 from edge.core.dropped import MAX_SLICES
+from edge.core.events import Configured, Ingested, InputLost, PullEvent
+from edge.core.streams import StreamSpec
 from edge.records import RejectedRecords
 from edgewater.base.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, StreamClock
 from edgewater.model.query import QuerySpec

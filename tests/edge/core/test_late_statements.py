@@ -7,9 +7,11 @@ import math
 import pyarrow as pa
 import pytest
 
-from edge.core import EdgeCore, Ingested, StreamSpec
+from edge.core.core import EdgeCore
 from edge.core.dropped import COUNTED, UnreportedDrops, late_amounts
+from edge.core.events import Ingested
 from edge.core.measure_inputs import MeasureArguments
+from edge.core.streams import StreamSpec
 from edgewater.base.streams import MIN_TIME_MS, TIME_COLUMN
 from edgewater.model.query import BoundQuery, QuerySpec
 from edgewater.wire import DropReason, FrameBody, QueryRef, Withheld

@@ -8,7 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core import BudgetSet, EdgeCore, Ingested, PullEvent, StreamSpec, TickEvent
+from edge.core.core import EdgeCore
+from edge.core.events import BudgetSet, Ingested, PullEvent, TickEvent
+from edge.core.streams import StreamSpec
 from edge.uplink.flow_control import PackingEstimator
 from edgewater.base.streams import LIVE, TIME_COLUMN
 from edgewater.model.query import QuerySpec

@@ -6,9 +6,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core import Acked, Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, StreamSpec
+from edge.core.core import EdgeCore
+from edge.core.events import Acked, Configured, FrameBuilt, Ingested, PullEvent
 from edge.core.shared_batch import BatchRecords, Reading
 from edge.core.shipper import MOST_LEARNED
+from edge.core.streams import StreamSpec
 from edgewater.base.streams import LIVE, TIME_COLUMN
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import EncodedKeys, GroupedAggregate

@@ -9,18 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core import (
-    Configured,
-    EdgeCore,
-    Ingested,
-    MemoryAction,
-    MemoryLimited,
-    SliceMemoryLimits,
-    SourcesOpened,
-    StreamSpec,
-    next_limit,
-)
-from edge.core.memory import MAX_STARTS, FullSlices
+from edge.core.core import EdgeCore
+from edge.core.events import Configured, Ingested, MemoryLimited, SourcesOpened
+from edge.core.memory import MAX_STARTS, FullSlices, MemoryAction, SliceMemoryLimits, next_limit
+from edge.core.streams import StreamSpec
 from edgewater.base.streams import TIME_COLUMN
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import GroupedAggregate

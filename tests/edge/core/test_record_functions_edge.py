@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from edge.core import (
+from edge.core.core import EdgeCore
+from edge.core.events import (
     Configured,
     Dropped,
-    EdgeCore,
     Effect,
     FunctionFailed,
     Ingested,
@@ -22,8 +22,8 @@ from edge.core import (
     SamplingSet,
     SourceEnded,
     SourcesOpened,
-    StreamSpec,
 )
+from edge.core.streams import StreamSpec
 from edge.durability import DurableCore
 from edge.metrics import EdgeCollector
 from edgewater.arrivals import read_report

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from edge.core import Dropped, EdgeCore, Effect, Ingested, PullEvent, StreamSpec
+from edge.core.core import EdgeCore
+from edge.core.events import Dropped, Effect, Ingested, PullEvent
+from edge.core.streams import StreamSpec
 from edgewater.base.streams import TIME_COLUMN
 from edgewater.model.algebra import LateRecordPolicy
 from edgewater.model.query import QuerySpec

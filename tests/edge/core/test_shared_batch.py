@@ -10,8 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core import Configured, EdgeCore, FunctionFailed, Ingested, PullEvent, QueryRefused, SourceEnded, StreamSpec
+from edge.core.core import EdgeCore
+from edge.core.events import Configured, FunctionFailed, Ingested, PullEvent, QueryRefused, SourceEnded
 from edge.core.shared_batch import MOST_KEPT, BatchRecords, Reading, Sharing
+from edge.core.streams import StreamSpec
 from edgewater.base.streams import LIVE, TIME_COLUMN
 from edgewater.model.lookups import encode_rows
 from edgewater.model.query import BoundQuery, QuerySpec

@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core import Configured, Ingested, PullEvent, SourceEnded, StreamSpec
+from edge.core.events import Configured, Ingested, PullEvent, SourceEnded
+from edge.core.streams import StreamSpec
 from edgewater.base.streams import TIME_COLUMN
 from edgewater.guard import partial_check
 from edgewater.guard.partial_check import PartialCheck

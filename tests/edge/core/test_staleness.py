@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge.core import Configured, FrameBuilt, PullEvent
+from edge.core.events import Configured, FrameBuilt, PullEvent
 from edgewater.model.query import QuerySpec
 from edgewater.wire import QueryRef
 from tests.edge.core.shops import BUDGET_MS, GROUPS, WINDOW_MS, Shops, query

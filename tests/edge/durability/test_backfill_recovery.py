@@ -10,18 +10,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core import (
+from edge.core.core import EdgeCore
+from edge.core.events import (
     Acked,
     BackfillEnded,
     BackfillIngested,
     Configured,
-    EdgeCore,
     Ingested,
     PullEvent,
     SourceEnded,
     SourcesOpened,
-    StreamSpec,
 )
+from edge.core.streams import StreamSpec
 from edge.durability import DurableCore
 from edge.records import Position
 from edgewater.base.streams import TIME_COLUMN

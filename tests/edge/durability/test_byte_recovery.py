@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.core import Configured, PullEvent, SourcesOpened
+from edge.core.events import Configured, PullEvent, SourcesOpened
 from edgewater.model.query import QuerySpec
 from edgewater.wire import QueryRef, link_bytes
 from tests.cells import at_night

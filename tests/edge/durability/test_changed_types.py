@@ -10,7 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from edge.core import Configured, EdgeCore, Ingested, SourcesOpened, StreamSpec
+from edge.core.core import EdgeCore
+from edge.core.events import Configured, Ingested, SourcesOpened
+from edge.core.streams import StreamSpec
 from edge.durability import DurableCore, JournalGroupCommit
 from edge.uplink.outbox import UplinkOutbox
 from edgewater.base.errors import StorageError

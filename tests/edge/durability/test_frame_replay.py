@@ -15,7 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge.core import Configured, EdgeCore, Ingested, PullEvent, SourcesOpened, StreamSpec
+from edge.core.core import EdgeCore
+from edge.core.events import Configured, Ingested, PullEvent, SourcesOpened
+from edge.core.streams import StreamSpec
 from edge.durability import DurableCore
 from edge.records import InputGone, Position
 from edgewater.base.streams import TIME_COLUMN

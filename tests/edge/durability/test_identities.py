@@ -8,7 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core import Configured, EdgeCore, Ingested, SourceEnded, SourcesOpened, StreamSpec
+from edge.core.core import EdgeCore
+from edge.core.events import Configured, Ingested, SourceEnded, SourcesOpened
+from edge.core.streams import StreamSpec
 from edge.durability import DurableCore
 from edge.records import Position
 from edgewater.model.query import QuerySpec

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.core import SliceMemoryLimits
+from edge.core.memory import SliceMemoryLimits
 from edge.durability import edge_state
 from edgewater.wire import InputLoss
 from tests.edge.durability.test_recovery import script

@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core import Configured, EdgeCore, Ingested, SourcesOpened
+from edge.core.core import EdgeCore
+from edge.core.events import Configured, Ingested, SourcesOpened
 from edge.core.streams import StreamSpec
 from edge.durability import DurableCore
 from edge.durability.pushes import MAX_REMEMBERED, REMEMBERED_MS, CountedPushes
@@ -98,11 +99,11 @@ def test_a_crash_leaves_the_last_point_of_a_series_and_its_increment_or_neither(
     def count(total: int) -> int:
         """Ingests the increment of a total; returns the increment."""
         point = (np.array([n], np.int64) for n in (150, 200 + total, total))
-        given = Points([b"s" * 16], *point, np.array([True]))
+        given = Points([b"s" * 16], *point, np.array([True]), np.zeros(1))
         result = core.state.series_of("events:otlp").increments(given, 0, 10)
-        batch = pa.RecordBatch.from_pydict({"x": result.bits[:1], TIME_COLUMN: pa.array([AT_MS], pa.int64())})
+        batch = pa.RecordBatch.from_pydict({"x": result.added.bits[:1], TIME_COLUMN: pa.array([AT_MS], pa.int64())})
         core.ingest_payload(Ingested("events", "events:otlp", batch, AT_MS), series=result.update)
-        return int(result.bits[0])
+        return int(result.added.bits[0])
 
     core = opened(tmp_path)
     core.handle(Configured(()))

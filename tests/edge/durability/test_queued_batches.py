@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from edge.core import QUEUED, Ingested
+from edge.core.core import QUEUED
+from edge.core.events import Ingested
 from edge.durability import journal
 from edge.durability.event_records import RAN, payload_record, range_record
 from edge.durability.journal import Record, Segment

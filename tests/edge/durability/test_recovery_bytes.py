@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.core import Configured, SourcesOpened
+from edge.core.events import Configured, SourcesOpened
 from edgewater.wire import QueryRef
 from tests.edge.recovery_world import Center, World, flights
 from tests.query_specs import query_spec

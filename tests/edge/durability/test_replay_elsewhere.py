@@ -13,19 +13,19 @@ import pyarrow.compute as pc
 import pytest
 from sqlglot import exp
 
-from edge.core import (
+from edge.core.core import EdgeCore
+from edge.core.events import (
     Acked,
     BudgetSet,
     Configured,
-    EdgeCore,
     Event,
     Ingested,
     PullEvent,
     SamplingSet,
     SourceEnded,
     SourcesOpened,
-    StreamSpec,
 )
+from edge.core.streams import StreamSpec
 from edge.durability import DurableCore, recovery
 from edge.records import Position
 from edgewater.base.errors import StorageError

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edge.core import SourceEnded
+from edge.core.events import SourceEnded
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import GroupedAggregate
 from tests.brokers import KafkaBroker, MqttBroker

@@ -12,7 +12,9 @@ from starlette.applications import Starlette
 from edge.config import parse_config
 from edge.records import Chunk
 from edge.series import SeriesMemory
-from edge.sources import PushEndpoint, StreamReceiver, Unavailable, package_receivers
+from edge.sources.factory import package_receivers
+from edge.sources.http import StreamReceiver
+from edge.sources.receiving import PushEndpoint, Unavailable
 
 
 class PushEdge:

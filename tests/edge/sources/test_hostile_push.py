@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 import uvicorn
 
-from edge.codecs import EventTime, RecordSchema
+from edge.codecs.schema import EventTime, RecordSchema
 from edge.receivers import BodyTooCostly, BodyTooLarge
 from edge.sources.http_body import ENCODINGS, MAX_GZIP_MEMBERS, BodyLimits, decode_body
 from edge.sources.push_shares import DecodingThreads

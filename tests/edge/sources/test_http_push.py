@@ -9,7 +9,7 @@ import pytest
 import zstandard
 
 from edge.records import Chunk
-from edge.sources import Unavailable
+from edge.sources.receiving import Unavailable
 from edgewater.base.errors import StorageError
 from tests.edge.sources.push_edge import PushEdge
 

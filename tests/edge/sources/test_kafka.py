@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import Producer
 from pydantic import ValidationError
 
-from edge.codecs import EventTime, RecordSchema
+from edge.codecs.schema import EventTime, RecordSchema
 from edge.records import Chunk, Position
 from edge.source_kinds import SourceCheck, SourceContext, SourceFailed
 from edge.sources import kafka, kafka_client

@@ -19,7 +19,7 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 from pydantic import ValidationError
 
-from edge.codecs import EventTime, RecordSchema
+from edge.codecs.schema import EventTime, RecordSchema
 from edge.records import Chunk, Position
 from edge.source_kinds import SourceCheck, SourceContext, SourceFailed
 from edge.sources.mqtt import ANSWER_S, KIND, MqttConfig, MqttSource

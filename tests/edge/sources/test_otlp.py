@@ -31,7 +31,9 @@ from opentelemetry.sdk._logs.export import SimpleLogRecordProcessor
 
 from edge.config import parse_config
 from edge.records import Chunk
-from edge.sources import GrpcReceivers, Unavailable, package_receivers
+from edge.sources.factory import package_receivers
+from edge.sources.grpc_receiving import GrpcReceivers
+from edge.sources.receiving import Unavailable
 from edgewater.base.errors import InvalidConfig
 from edgewater.runtime.health import EmbeddedServer, listen
 from tests.edge.sources.push_edge import PushEdge

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from edge.config import ReplayConfig
 from edge.records import Chunk
-from edge.sources import PacedSource, replay_clock
-from edge.sources.pacing import RELEASE_INTERVAL_MS, paced
+from edge.sources.pacing import RELEASE_INTERVAL_MS, PacedSource, paced, replay_clock
 from edgewater.base.streams import LIVE, TIME_COLUMN, StreamClock
 from tests.examples import examples
 

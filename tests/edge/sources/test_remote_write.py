@@ -24,9 +24,10 @@ from starlette.applications import Starlette
 
 from edge.agent import Agent, open_agent
 from edge.config import parse_config
-from edge.core import Configured
+from edge.core.events import Configured
 from edge.process import now_ms
 from edge.receivers import Body, Request
+from edge.records import Chunk
 from edge.source_kinds import SourceContext
 from edge.sources import remote_write
 from edgewater.base.errors import InvalidConfig
@@ -90,11 +91,14 @@ class Edge:
         if not agent.durable.core.configured:
             agent.durable.handle(Configured(((QUERY, COUNT),)))
         agent.outbox.configured.set()
-        agent.tap.offer = self._seen  # type: ignore[method-assign]
-        return agent
+        count = agent.states.count
 
-    def _seen(self, stream: str, chunk: Any) -> None:
-        self.records += [{"stream": stream, **row} for row in chunk.batch.to_pylist()]
+        def seen(source: str, chunk: Chunk) -> None:
+            self.records += [{"stream": source.partition(":")[0], **row} for row in chunk.batch.to_pylist()]
+            count(source, chunk)
+
+        agent.states.count = seen  # type: ignore[method-assign]
+        return agent
 
     def restart(self) -> None:
         """As after ``kill -9``: what is not synced is lost."""

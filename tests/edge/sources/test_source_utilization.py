@@ -13,17 +13,19 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from edge.codecs import EventTime, RecordSchema, TextFormat
+from edge.codecs.formats import TextFormat
+from edge.codecs.schema import EventTime, RecordSchema
 from edge.config import EdgeConfig, parse_config
-from edge.core import StreamSpec
-from edge.core.streams import StreamState
+from edge.core.streams import StreamSpec, StreamState
 from edge.receivers import PushedSource
 from edge.records import COALESCE_S, SHORT_READ_BYTES, Chunk
 from edge.source_kinds import SourceContext
-from edge.sources import PushEndpoint, StdinSource, StreamReceiver, Unavailable
 from edge.sources.files.reader import FileReader
 from edge.sources.files.source import FileSource, text_opener
+from edge.sources.http import StreamReceiver
 from edge.sources.pacing import paced
+from edge.sources.receiving import PushEndpoint, Unavailable
+from edge.sources.stdin import StdinSource
 from edge.utilization import RECENT_RECORDS, BusyMeter, QueryCosts
 from edgewater.base.streams import TIME_COLUMN, StreamClock
 from edgewater.wire import QueryRef

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from edge.codecs import TextFormat
+from edge.codecs.formats import TextFormat
 from edge.source_kinds import SourceContext
-from edge.sources import StdinSource
+from edge.sources.stdin import StdinSource
 from edgewater.base.errors import InvalidRecord, StorageError
 from tests.refusals import refused
 

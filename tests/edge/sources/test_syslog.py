@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
-from edge.codecs import EventTime, RecordSchema
+from edge.codecs.schema import EventTime, RecordSchema
 from edge.config import parse_config
 from edge.preflight import check
 from edge.records import Chunk

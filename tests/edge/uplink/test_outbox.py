@@ -15,10 +15,12 @@ import pytest
 from center.budgets import Grant
 from center.catalog import Catalog
 from center.ingest.budget_sync import grants_of
-from edge.core import EdgeCore, Ingested, SourceEnded, SourcesOpened, StreamSpec
+from edge.core.core import EdgeCore
+from edge.core.events import Ingested, SourceEnded, SourcesOpened
+from edge.core.streams import StreamSpec
 from edge.durability import DurableCore, JournalGroupCommit
 from edge.records import RejectedRecords
-from edge.uplink import BudgetUpdate, Input, UplinkOutbox
+from edge.uplink import Input, UplinkOutbox
 from edge.uplink.link_reports import LinkReports
 from edge.uplink.ports import Workload
 from edgewater.base.errors import StorageError
@@ -152,16 +154,21 @@ async def test_the_edge_learns_the_processing_delay_of_each_query(tmp_path: Path
         await until(lambda: jfk.outbox.processing_ms == {REF: 340})
 
 
+def budget(shares: dict[str, float], version: int, delay_ms: int) -> pb.Budget:
+    names = {"query": REF.name, "query_version": REF.version}
+    return pb.Budget(**names, shares=shares, version=version, center_ms=delay_ms)
+
+
 async def test_only_shares_are_confirmed_not_a_new_processing_delay(tmp_path: Path) -> None:
     durable = DurableCore(tmp_path, lambda: EdgeCore({"events": StreamSpec(COLUMNS)}), _no_ranges, "i")
     commit = JournalGroupCommit(durable)
     outbox = UplinkOutbox("jfk", {}, durable, commit, lambda: 1_000)
-    outbox.on_queries(1, [(REF, spec(error={"s": 100}))])
+    outbox.on_queries([(REF, spec(error={"s": 100}))])
     writing = asyncio.create_task(commit.run())
     reported = [
         [(r.version, dict(r.shares)) for r in await outbox.budget_reports(all_queries=False)]
         for shares, version, delay_ms in (({"s": 50.0}, 1, 0), ({"s": 50.0}, 1, 340), ({"s": 50.0}, 1, 340))
-        if outbox.on_budget(BudgetUpdate(REF, shares, version, 0, delay_ms)) is None
+        if outbox.on_budget(budget(shares, version, delay_ms)) is None
     ]
     stated = [(1, {"s": 50.0})]
     assert reported == [stated, [], stated], "the center repeats a message if no report has reached it"

@@ -15,7 +15,8 @@ from pydantic import SecretStr
 from center.config import TlsSection as ServerTls
 from center.edge_access import EdgeAccess
 from center.storage.frame_log import FrameLog
-from edge.uplink import LinkLimits, TlsFiles
+from edge.config import TlsConfig
+from edge.uplink import LinkLimits
 from edge.uplink.uplink_session import FIRST_HEARTBEATS
 from edgewater.base.errors import InvalidConfig
 from edgewater.model.lookups import digest_of, encode_rows, pack_rows
@@ -486,7 +487,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_mutual_tls_authenticates_the_edge(tmp_path: Path, certificates: Path) -> None:
     c = certificates
     server = ServerTls(cert=c / "localhost.pem", key=c / "localhost.key", client_ca=c / "ca.pem")
-    client = TlsFiles(c / "ca.pem", c / "jfk.pem", c / "jfk.key")
+    client = TlsConfig(ca=f"{c}/ca.pem", cert=f"{c}/jfk.pem", key=f"{c}/jfk.key")
     async with gateway(tmp_path, tls=server, queries=[SPEC]) as (port, catalog):
         agent, impostor = Agent("jfk"), Agent("lga")
         async with running(uplink(port, impostor, tls=client)), running(uplink(port, agent, tls=client)):
@@ -498,7 +499,7 @@ async def test_mutual_tls_authenticates_the_edge(tmp_path: Path, certificates: P
 
 def test_tls_files_that_cannot_be_read_are_named() -> None:
     async def build() -> None:
-        uplink(1, Agent(), tls=TlsFiles(ca=Path("/nowhere/ca.pem")))
+        uplink(1, Agent(), tls=TlsConfig(ca="/nowhere/ca.pem"))
 
     with refused(InvalidConfig, "center.tls.ca"):
         asyncio.run(build())

@@ -13,7 +13,9 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from edge.core import Configured, EdgeCore, QueryAccepted, QueryRefused, StreamSpec
+from edge.core.core import EdgeCore
+from edge.core.events import Configured, QueryAccepted, QueryRefused
+from edge.core.streams import StreamSpec
 from edgewater.base.errors import InvalidQuery
 from edgewater.base.streams import LIVE
 from edgewater.functions_cli import functions

@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core import Configured, Ingested, PullEvent, QueryAccepted, SourceEnded, StreamSpec
+from edge.core.events import Configured, Ingested, PullEvent, QueryAccepted, SourceEnded
+from edge.core.streams import StreamSpec
 from edgewater.base.errors import InvalidQuery
 from edgewater.base.streams import TIME_COLUMN
 from edgewater.guard.partial_check import PartialCheck

@@ -11,7 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core import Configured, EdgeCore, QueryRefused, StreamSpec
+from edge.core.core import EdgeCore
+from edge.core.events import Configured, QueryRefused
+from edge.core.streams import StreamSpec
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import plugins, registry
 from edgewater.synopses.plugins import Plugins

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from bench.budgets.traces import zipf
-from edge.core import BudgetSet
+from edge.core.events import BudgetSet
 from edge.core.policies import PLANNED_SHARE
 from edgewater.base.errors import InvalidRequest
 from edgewater.model.caching import EVICTIONS, SIZINGS, CacheSpec

@@ -261,7 +261,7 @@ def test_a_file_keeps_its_identity_when_its_device_gets_another_number(world: An
 def test_a_copy_that_is_read_by_halves_before_a_restart_stays_left_out(
     world: Any, ndjson: Any, numbers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edge.codecs import TextFormat
+    from edge.codecs.formats import TextFormat
 
     monkeypatch.setattr(TextFormat.blocks, "__defaults__", (1000,))
     world.write("north.log", ndjson(0, 100))
