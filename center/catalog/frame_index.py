@@ -38,7 +38,6 @@ from sqlalchemy import (
 from center.catalog import schema as t
 from center.catalog.transactions import Transactions
 from center.storage.database import MAX_GIVEN, Identifier, given, given_count, given_rows
-from center.storage.frame_facts import FrameFacts
 from center.storage.frame_log import FrameEntry, FrameLocation
 from edgewater.base.streams import EdgeId
 from edgewater.model.registered_query import query_from_key, query_key
@@ -46,10 +45,6 @@ from edgewater.wire import QueryRef
 
 _RANGE = {"name": Identifier(63), "version": BigInteger(), "after": BigInteger(), "through": BigInteger()}
 _ENTRY = tuple(c for c in t.frames.c if c.name != "facts")
-_FACTS = tuple(
-    t.frames.c[name]
-    for name in ("name", "version", "position", "edge", "incarnation", "wire_bytes", "received_at_ms", "facts")
-)
 _COPIED = ("edge", "incarnation", "seq", "crc32c", "wire_bytes", "received_at_ms", "work", "through_ms", "facts")
 """Columns with the names of the members of `UnindexedFrame`."""
 _CHUNK = 200  # limit: bound parameters of a statement
@@ -203,24 +198,19 @@ class FrameIndex:
                 entries[keys[QueryRef(row.name, row.version)]].append(entry_of(row))
         return entries
 
-    def facts(self, ranges: Mapping[str, Sequence[tuple[int, int]]]) -> dict[str, dict[int, FrameFacts]]:
-        """The facts of the frames in ranges of positions, by query key and position.
+    def facts(self, ranges: Mapping[str, Sequence[tuple[int, int]]]) -> dict[str, dict[int, bytes]]:
+        """The facts of the frames in ranges of positions, by query key and position (`center.storage.frame_facts`).
 
         Args:
             ranges: by query key, after and through of each range.
         """
-        facts: dict[str, dict[int, FrameFacts]] = {key: {} for key in ranges}
-        refs = {key: query_from_key(key) for key in ranges}
-        asked = [
-            (refs[key].name, refs[key].version, after, through)
-            for key, spans in ranges.items()
-            for after, through in spans
-        ]
+        facts: dict[str, dict[int, bytes]] = {key: {} for key in ranges}
+        keys = {query_from_key(key): key for key in ranges}
+        asked = [(ref.name, ref.version, *span) for ref, key in keys.items() for span in ranges[key]]
+        c = t.frames.c
         with self._transactions.read() as connection:
-            for row in _in_ranges(connection, asked, _FACTS):
-                facts[f"{row.name}@{row.version}"][row.position] = FrameFacts(
-                    row.position, EdgeId(row.edge), row.incarnation, row.wire_bytes, row.received_at_ms, row.facts
-                )
+            for row in _in_ranges(connection, asked, (c.name, c.version, c.position, c.facts)):
+                facts[keys[QueryRef(row.name, row.version)]][row.position] = row.facts
         return facts
 
     def lagging_queries(self, before_ms: int) -> frozenset[QueryRef]:

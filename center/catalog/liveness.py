@@ -12,14 +12,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
-from sqlalchemy import BigInteger, Column, Integer, MetaData, Table, delete, event, insert, select, update
+from sqlalchemy import BigInteger, Integer, MetaData, delete, event, insert, select, update
 
 from center.storage.database import (
     FreeText,
     Identifier,
+    key,
     open_engine,
     read_transaction,
+    required,
     schema_transaction,
+    table_in,
     write_transaction,
 )
 from edgewater.base.errors import EdgewaterError, StorageError
@@ -41,17 +44,15 @@ EXPIRE_AFTER_MS = 3_600_000  # limit: rows of dead processes
 log = logging.getLogger(__name__)
 
 _metadata = MetaData()
-_heartbeats = Table(
+_heartbeats = table_in(_metadata)(
     "component_heartbeats",
-    _metadata,
-    Column("component", Identifier(16), primary_key=True),
-    Column("instance", Identifier(255), primary_key=True),
-    Column("address", Identifier(255), nullable=False),
-    Column("started_at_ms", BigInteger, nullable=False),
-    Column("beat_at_ms", BigInteger, nullable=False),
-    Column("problem", FreeText, nullable=False),
-    Column("role", Identifier(16), nullable=False),
-    Column("needed", Integer, nullable=False),
+    *key(Identifier(16), "component"),
+    *key(Identifier(255), "instance"),
+    *required(Identifier(255), "address"),
+    *required(BigInteger, "started_at_ms", "beat_at_ms"),
+    *required(FreeText, "problem"),
+    *required(Identifier(16), "role"),
+    *required(Integer, "needed"),
 )
 
 

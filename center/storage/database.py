@@ -14,7 +14,7 @@ The stores rely on these properties:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from pathlib import Path
@@ -115,6 +115,11 @@ class FreeText(TypeDecorator[str]):
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
         return _without_nul(value)
+
+
+def table_in(metadata: MetaData) -> Callable[..., Table]:
+    """Returns a function that declares a table by its name and columns."""
+    return lambda name, *columns: Table(name, metadata, *columns)
 
 
 def key(kind: type[TypeEngine[Any]] | TypeEngine[Any], *names: str) -> list[Column[Any]]:

@@ -24,7 +24,6 @@ from center.job.merge import SkipKind, Skipped, SlicePartial, merge_partials
 from center.job.metrics import JobMetrics
 from center.ledger import Ledger
 from center.results import ResultStore
-from center.storage.frame_facts import FrameFacts
 from center.storage.frame_log import FrameEntry
 from edge.core import Acked, Configured, EdgeCore, Ingested, PullEvent, SourcesOpened, StreamSpec
 from edge.durability import DurableCore
@@ -186,10 +185,10 @@ class Site:
                 break
             frames += built
         self.durable.sync()
-        read: list[tuple[str, int]] = []
+        read: dict[tuple[str, int], tuple[str, FrameEntry]] = {}
         partials: list[SlicePartial] = []
         damaged: list[Skipped] = []
-        facts: defaultdict[str, dict[int, FrameFacts]] = defaultdict(dict)
+        facts: defaultdict[str, dict[int, bytes]] = defaultdict(dict)
         positions = self.center.writer.consumed()
         for frame in frames:
             key = query_key(frame.query)
@@ -206,10 +205,11 @@ class Site:
                 partials += partials_of_frame(entry, body)
             else:
                 damaged.append(Skipped(key, entry.position, SkipKind.DAMAGED, "torn"))
-            read.append((key, entry.position))
-            facts[key][entry.position] = facts_of_frame(entry, body or FrameBody(0))
+            read[key, entry.position] = key, entry
+            facts[key][entry.position] = facts_of_frame(body or FrameBody(0))
         merged, refused = merge_partials(partials)
-        batch = to_batch(sorted(read), merged, [*damaged, *refused], facts)
+        frames_read = [read[at] for at in sorted(read)]
+        batch = to_batch(frames_read, merged, [*damaged, *refused], facts)
         if batch.through:
             self.center.writer.apply(batch.deltas, batch.summaries, batch.through)
             self.center.writer.advance()
