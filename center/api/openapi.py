@@ -89,7 +89,7 @@ def describe(app: FastAPI) -> None:
         schemas["ProblemDetails"] = ProblemDetails.model_json_schema()
         for route in app.routes:
             if isinstance(route, APIRoute) and route.include_in_schema:
-                for method in route.methods:
+                for method in route.methods or ():
                     _add_problems(document["paths"][route.path_format][method.lower()], route, method)
         return document
 

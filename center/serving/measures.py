@@ -51,7 +51,7 @@ class MeasureQuestions:
         selection: the rows to include, after `groups`.
     """
 
-    shapes.quantiles: tuple[float, ...] | None = None
+    quantiles: tuple[float, ...] | None = None
     groups: tuple[tuple[str, tuple[str, ...]], ...] = ()
     ranks: tuple[float, ...] = ()
     ranges: tuple[tuple[float, float], ...] = ()
