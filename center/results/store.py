@@ -11,9 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
-from sqlalchemy import Connection, Select, delete, insert, select, update
+from sqlalchemy import Connection, delete, insert, select, update
 
 from center.ledger import (
     AT_ONCE_MS,
@@ -39,6 +38,7 @@ from center.storage.database import (
     open_engine,
     read_transaction,
     require_store_format,
+    rows_among,
     schema_transaction,
     write_transaction,
 )
@@ -56,7 +56,6 @@ REVISIONS = "revisions"
 """The counter that each new answer's revision exceeds. It is set when the store is restored."""
 STEP, DRIVERS = "step", "drivers"
 """Counters: each partition has the first two; the last one is the number of partitions."""
-_KEYS_AT_ONCE = 500  # limit: bound parameters of a statement
 MAX_OPEN_WINDOWS = 500_000
 """Maximum windows of a query that are not final. They are in the job's memory."""
 
@@ -541,18 +540,12 @@ def _add_partition(connection: Connection, partition: QueryPartition) -> None:
 def _snapshots(connection: Connection, keys: Sequence[str]) -> dict[QueryRef, bytes | None]:
     """Returns the stored states of queries, as `Ledger.load` takes them."""
     queries, entries = t.ledger_queries.c, t.ledger_entries.c
-    states = _rows_of(connection, select(queries.query, queries.state), queries.query, keys)
+    states = list(rows_among(connection, select(queries.query, queries.state), queries.query, keys))
     by_query: defaultdict[str, list[tuple[str, int, str]]] = defaultdict(list)
     columns = select(entries.query, entries.kind, entries.start_ms, entries.state)
-    for key, kind, start, text in _rows_of(connection, columns, entries.query, keys):
+    for key, kind, start, text in rows_among(connection, columns, entries.query, keys):
         by_query[key].append((kind, start, text))
     return {query_from_key(key): None if state is None else pack_state(state, by_query[key]) for key, state in states}
-
-
-def _rows_of(connection: Connection, columns: Select[Any], column: Any, keys: Sequence[str]) -> list[Any]:
-    """Returns the rows whose column is one of the keys."""
-    chunks = (keys[at : at + _KEYS_AT_ONCE] for at in range(0, len(keys), _KEYS_AT_ONCE))
-    return [row for chunk in chunks for row in connection.execute(columns.where(column.in_(chunk)))]
 
 
 def _require_own(partition: QueryPartition, keys: Iterable[str]) -> None:

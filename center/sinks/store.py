@@ -7,6 +7,7 @@ import json
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
+from types import MappingProxyType
 from typing import Any
 
 from sqlalchemy import (
@@ -325,9 +326,7 @@ class SinkStore:
         lowest: int = -1,
         waits: Mapping[QueryRef, WaitingQuery | None] | None = None,
         replayed: int | None = None,
-        answers: int = 0,
-        rows: int = 0,
-        refused: int = 0,
+        written: Mapping[str, int] = MappingProxyType({}),
         refusal: str = "",
         trimmed: int | None = None,
         problem: str | None = None,
@@ -340,7 +339,7 @@ class SinkStore:
             lowest: id of the last answer up to which the sink has all answers of all queries.
             waits: changes of `SinkStatus.waiting`; None for a query for which no answer is lacking any more.
             replayed: the `replay_after` after which the sink has begun again; None if it has not begun again.
-            answers, rows, refused: numbers since the last report.
+            written: numbers since the last report, by the names ``answers``, ``rows`` and ``refused`` of `SinkStatus`.
             refusal: as in `SinkStatus`; empty if it has not changed.
             trimmed: answers up to this id are deleted. If the sink lacks some of them, the state has a gap.
             problem: why the last attempt failed; empty if it did not fail. If None, the stored problem stays.
@@ -352,12 +351,8 @@ class SinkStore:
             row = connection.execute(select(sinks).where(sinks.c.name == name).with_for_update()).one_or_none()
             if row is None or row.epoch != epoch or epoch <= restored_at_ms(connection):
                 raise LeaseLost(f"sink {name} is run by another process, or is no longer defined")
-            values: dict[str, int | str | None] = {
-                "until_ms": until_ms,
-                "answers": row.answers + answers,
-                "rows": row.rows + rows,
-                "refused": row.refused + refused,
-            }
+            counts = {each: getattr(row, each) + number for each, number in written.items()}
+            values: dict[str, int | str | None] = {"until_ms": until_ms, **counts}
             if answer_id is not None:
                 values["answer_id"] = answer_id
             if refusal:

@@ -26,10 +26,12 @@ from sqlalchemy import (
     URL,
     BigInteger,
     Column,
+    ColumnElement,
     Connection,
     Dialect,
     Engine,
     MetaData,
+    Select,
     String,
     Table,
     Text,
@@ -361,6 +363,8 @@ def upsert(
     connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=changed), ordered)
 
 
+MAX_AMONG = 500  # limit: bound parameters of a statement
+"""The most values of one statement of `rows_among`: no database accepts any number of bound parameters."""
 MAX_GIVEN = 128
 """The most rows of one `given` table."""
 
@@ -379,6 +383,14 @@ def given(columns: Mapping[str, Any], count: int) -> CTE:
     rows = (", ".join(f":{name}_{i} AS {name}" for name in columns) for i in range(count))
     typed = [sqlalchemy.column(name, kind) for name, kind in columns.items()]
     return text(" UNION ALL ".join(f"SELECT {row}" for row in rows)).columns(*typed).cte("given")
+
+
+def rows_among(
+    connection: Connection, statement: Select[Any], column: ColumnElement[Any], values: Sequence[Any]
+) -> Iterator[Any]:
+    """Yields the rows of a statement whose column is one of the values. Reads the rows of some values at a time."""
+    for at in range(0, len(values), MAX_AMONG):
+        yield from connection.execute(statement.where(column.in_(values[at : at + MAX_AMONG])))
 
 
 def given_count(rows: int) -> int:
