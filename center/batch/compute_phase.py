@@ -11,7 +11,7 @@ from pyspark import TaskContext
 
 from center.batch.layout import RecordLayout
 from center.batch.pattern import SynopsisPattern
-from center.batch.slice_states import ROWS_BYTES, RowBuffer, SliceStates, numbers, pick, zeros
+from center.batch.slice_states import SliceStates, numbers, pick, record_batches, zeros
 from center.batch.windows import Family, SlidingCount, family_of, grid_of
 from center.spark.workers import settle
 from edgewater.base.errors import InvalidRecord
@@ -105,7 +105,6 @@ class _Task:
         types = job.layout.stratum_types
         source = int(finalised(np.array([job.source], np.uint64), (batch_id << 24) + partition + 1)[0])
         self._states = SliceStates(job.pattern, types, source=source)
-        self._rows = RowBuffer(job.layout.partial_schema, len(types))
         stack = None if job.pattern.is_grouped else job.pattern.stack()
         if stack is not None:
             stack.grow(1)
@@ -185,15 +184,13 @@ class _Task:
 
     def _drain(self) -> Iterator[pa.RecordBatch]:
         """Emits all states, once for each block that a state belongs to."""
-        job = self._job
-        for key, row in self._states.drain():
-            row["part"] = self._partition
-            for block in job.blocks_of(row["slice_start"]):
-                self._rows.add(key, {**row, "block": block})
-            if self._rows.nbytes >= ROWS_BYTES:
-                yield self._rows.take()
-        if len(self._rows):
-            yield self._rows.take()
+        layout = self._job.layout
+        rows = (
+            (key, {**row, "part": self._partition, "block": block})
+            for key, row in self._states.drain()
+            for block in self._job.blocks_of(row["slice_start"])
+        )
+        yield from record_batches(layout.partial_schema, len(layout.strata), rows)
 
 
 def with_times(times: pa.Array, column: str) -> pa.Array:

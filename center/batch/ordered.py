@@ -24,7 +24,7 @@ from center.batch.compute_phase import BatchJob, millis_of, with_times
 from center.batch.inputs import BatchInput, default_partitions, number_in_order
 from center.batch.layout import timestamp
 from center.batch.merge_phase import stratum_of
-from center.batch.slice_states import ROWS_BYTES, RowBuffer, numbers
+from center.batch.slice_states import numbers, record_batches
 from center.batch.strategy import Strategy
 from center.batch.windows import Family, grid_of
 from center.spark.workers import settle
@@ -92,8 +92,11 @@ class _PartBuilder:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         settle()
-        rows = RowBuffer(self._job.layout.partial_schema, len(self._job.layout.strata))
-        at: tuple[Any, ...] | None = None
+        layout = self._job.layout
+        yield from record_batches(layout.partial_schema, len(layout.strata), self._partials(batches))
+
+    def _partials(self, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[list[Any], dict[str, Any]]]:
+        at: tuple[Any, ...] = ()
         open_part: _OpenPart | None = None
         for batch in batches:
             *keys, slices, parts, numbered, times, values = batch.columns
@@ -101,23 +104,18 @@ class _PartBuilder:
             for begin, end in _runs([*keys, slices, parts]):
                 place = stratum_of(c[begin].as_py() for c in (*keys, slices, parts))
                 if place != at:
-                    if open_part is not None:
-                        self._close(rows, at, open_part)
+                    yield from self._rows(at, open_part)
                     at, open_part = place, _OpenPart(self._job.pattern.fresh(), numbered[begin].as_py())
                 assert open_part is not None
                 open_part.add(values[begin:end], millis_of(times[begin:end]))
-            if rows.nbytes > ROWS_BYTES:
-                yield rows.take()
-        if open_part is not None:
-            self._close(rows, at, open_part)
-        if len(rows):
-            yield rows.take()
+        yield from self._rows(at, open_part)
 
-    def _close(self, rows: RowBuffer, at: tuple[Any, ...] | None, part: _OpenPart) -> None:
-        assert at is not None
-        *key, start, _ = at
-        for block in self._job.blocks_of(start):
-            rows.add(key, part.row() | {"slice_start": start, "block": block})
+    def _rows(self, at: tuple[Any, ...], part: _OpenPart | None) -> Iterator[tuple[list[Any], dict[str, Any]]]:
+        """Yields the row of a part that has ended, if there is one, for each block of windows."""
+        if part is not None:
+            *key, start, _ = at
+            for block in self._job.blocks_of(start):
+                yield key, part.row() | {"slice_start": start, "block": block}
 
 
 class _OpenPart:
@@ -164,17 +162,15 @@ class _ManagerBuilder:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         settle()
-        strata = len(self._job.layout.strata)
-        rows = RowBuffer(self._job.layout.result_schema, strata)
+        layout = self._job.layout
         listed = (row for batch in batches for row in batch.to_pylist())
-        keys = (*self._job.layout.keys, "block")
-        for (*key, block), held in groupby(listed, lambda r: stratum_of(r[k] for k in keys)):
-            for result in self._windows(block, list(held)):
-                rows.add(key, {"nulls": 0} | result)
-                if rows.nbytes > ROWS_BYTES:
-                    yield rows.take()
-        if len(rows):
-            yield rows.take()
+        keys = (*layout.keys, "block")
+        rows = (
+            (key, {"nulls": 0} | result)
+            for (*key, block), held in groupby(listed, lambda r: stratum_of(r[k] for k in keys))
+            for result in self._windows(block, list(held))
+        )
+        yield from record_batches(layout.result_schema, len(layout.strata), rows)
 
     def _windows(self, block: int, held: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         decoded = [from_bytes(r["synopsis"]) for r in held]

@@ -6,7 +6,7 @@ without a stack (a wavelet, a user's own kind) have one object per stratum. Each
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -33,7 +33,6 @@ class _StackStates:
 
     def __init__(self, stack: Stack, source: int) -> None:
         self._stack = stack
-        self._samples = isinstance(stack, SampleStack)
         if isinstance(stack, SampleStack):
             stack.source = source
 
@@ -47,10 +46,8 @@ class _StackStates:
         if not len(values):
             return
         held = values if pa.types.is_string(values.type) else values.to_numpy(zero_copy_only=False)
-        if self._samples:
-            self._stack.update(codes, held, times=times, ids=ids)  # type: ignore[call-arg]
-        else:
-            self._stack.update(codes, held, times=times)
+        numbered = {"ids": ids} if isinstance(self._stack, SampleStack) else {}
+        self._stack.update(codes, held, times=times, **numbered)
 
     def to_bytes(self, group: int, records: int) -> bytes:
         message = self._stack.take(np.array([group], np.int64)).to_message()
@@ -220,36 +217,32 @@ class SliceStates:
             yield from slices.pop(start).rows(start)
 
 
-class RowBuffer:
-    """Collects rows for record batches.
+def record_batches(
+    schema: pa.Schema, strata: int, rows: Iterable[tuple[Sequence[Any], Mapping[str, Any]]]
+) -> Iterator[pa.RecordBatch]:
+    """Yields rows as record batches of about `ROWS_BYTES`.
 
     Args:
         schema: strata first, then the columns by name. A column that a row does not have is null.
         strata: number of the strata.
+        rows: the strata of each row, and its columns.
     """
+    held: list[tuple[Sequence[Any], Mapping[str, Any]]] = []
+    size = 0
+    for key, row in rows:
+        held.append((key, row))
+        size += len(row.get("synopsis") or b"") + 100
+        if size > ROWS_BYTES:
+            yield _batch(schema, strata, held)
+            held, size = [], 0
+    if held:
+        yield _batch(schema, strata, held)
 
-    def __init__(self, schema: pa.Schema, strata: int) -> None:
-        self._schema = schema
-        self._strata = strata
-        self._keys: list[list[Any]] = []
-        self._rows: list[dict[str, Any]] = []
-        self.nbytes = 0
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def add(self, key: list[Any], row: dict[str, Any]) -> None:
-        self._keys.append(key)
-        self._rows.append(row)
-        self.nbytes += len(row.get("synopsis") or b"") + 100
-
-    def take(self) -> pa.RecordBatch:
-        """Removes the collected rows and returns them as one batch."""
-        names = self._schema.names
-        arrays = [pa.array([k[i] for k in self._keys], self._schema.field(i).type) for i in range(self._strata)]
-        arrays += [pa.array([r.get(n) for r in self._rows], self._schema.field(n).type) for n in names[self._strata :]]
-        self._keys, self._rows, self.nbytes = [], [], 0
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+def _batch(schema: pa.Schema, strata: int, rows: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]) -> pa.RecordBatch:
+    arrays = [pa.array([key[i] for key, _ in rows], schema.field(i).type) for i in range(strata)]
+    arrays += [pa.array([row.get(field.name) for _, row in rows], field.type) for field in list(schema)[strata:]]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def pick(columns: Sequence[pa.Array], chosen: BoolArray) -> list[pa.Array]:
