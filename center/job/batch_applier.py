@@ -10,19 +10,19 @@ import contextlib
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from center.budgets.processing_delay import ProcessingDelays
-from center.catalog import Catalog, SetAside
+from center.catalog import SetAside
 from center.early import RATES_EVERY_MS
 from center.job.function_rates import StoredRates
+from center.job.job_parts import JobParts
 from center.job.ledger_writer import FOR_EVER_MS, MAX_ALARMS, LedgerWriter
 from center.job.loop_core import QueryFault, Run, positions_of
 from center.job.merge import MAX_REASON_BYTES, Frame, PartMerged, SkipKind, Skipped, as_reason
-from center.job.metrics import JobMetrics
 from center.ledger import FRAMES, Emission, FrameSummary, QueryTooLarge, state_refusal
 from center.storage.delta_segments import Delta
 from center.storage.frame_facts import read_facts
@@ -159,24 +159,13 @@ class BatchApplier:
     Args:
         writer: shared with the deadline thread.
         log_dir: the frame log, from which quarantined frames are copied.
-        now_ms: wall clock, ms.
     """
 
-    def __init__(
-        self,
-        writer: LedgerWriter,
-        catalog: Catalog,
-        metrics: JobMetrics,
-        log_dir: str | Path,
-        *,
-        now_ms: Callable[[], int],
-    ) -> None:
+    def __init__(self, writer: LedgerWriter, shared: JobParts, log_dir: str | Path) -> None:
         self.writer = writer
-        self._catalog = catalog
-        self._metrics = metrics
-        self._now_ms = now_ms
+        self._catalog, self._metrics, self._now_ms = shared.catalog, shared.metrics, shared.now_ms
         self._delays = ProcessingDelays(writer.margin)
-        self._rates = StoredRates(catalog, metrics)
+        self._rates = StoredRates(shared)
         self._rates_at_ms = 0
         self._log = FrameLog(log_dir)
         self._set_aside: dict[str, SetAside] = {}

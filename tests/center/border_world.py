@@ -19,6 +19,7 @@ from center.config import ApiSection
 from center.ingest.frame_check import FrameCheck
 from center.ingest.stream_rules import CLOCK_LEAD_MS
 from center.job.batch_applier import to_batch
+from center.job.job_parts import JobParts
 from center.job.ledger_writer import LedgerWriter
 from center.job.merge import SkipKind, Skipped, SlicePartial, merge_partials
 from center.job.metrics import JobMetrics
@@ -63,7 +64,7 @@ class Border:
         """Starts the job, or starts it again: nothing is kept but the stores."""
         self.ledger, self.metrics = Ledger(), JobMetrics()
         self.results.load_ledger(self.ledger)
-        self.writer = LedgerWriter(self.ledger, self.results, self.catalog, self.metrics, now_ms=lambda: self.now_ms)
+        self.writer = LedgerWriter(self.ledger, JobParts(self.catalog, self.results, self.metrics, lambda: self.now_ms))
         self.writer.advance()
 
     def register(self, **parts: object) -> QueryRef:
