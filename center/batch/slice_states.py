@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from center.batch.pattern import SynopsisPattern
-from edgewater.synopses import BoolArray, IntArray, KeyTable, SampleStack, Stack
+from edgewater.synopses import IntArray, KeyTable, SampleStack, Stack
 from edgewater.synopses.encoding import codec
 
 ROWS_BYTES = 64 << 20  # limit: memory of a task
@@ -26,6 +25,32 @@ _ZEROS = np.zeros(1 << 17, np.int64)
 _ZEROS.setflags(write=False)
 _COUNTERS = ("records", "nulls", "first_ms", "last_ms")
 _EMPTY = (0, 0, np.iinfo(np.int64).max, np.iinfo(np.int64).min)
+
+
+class Records(NamedTuple):
+    """Records of a task.
+
+    Attributes:
+        values: the values, or a grouped aggregate's keys and arguments. Nulls are counted and skipped.
+        times: event times in ms, int64.
+        ids: numbers from `SliceStates.number`, int64.
+    """
+
+    strata: list[pa.Array]
+    values: list[pa.Array]
+    times: IntArray
+    ids: IntArray
+
+    def at(self, rows: IntArray) -> Records:
+        """Returns the records with these positions."""
+        index = pa.array(rows)
+        strata, values = ([c.take(index) for c in columns] for columns in (self.strata, self.values))
+        return Records(strata, values, self.times[rows], self.ids[rows])
+
+    def between(self, begin: int, end: int) -> Records:
+        """Returns the records with the positions [begin, end)."""
+        strata, values = ([c[begin:end] for c in columns] for columns in (self.strata, self.values))
+        return Records(strata, values, self.times[begin:end], self.ids[begin:end])
 
 
 class _StackStates:
@@ -105,7 +130,8 @@ class _Slice:
     def nbytes(self) -> int:
         return self._states.nbytes + self._table.nbytes
 
-    def update(self, strata: list[pa.Array], columns: list[pa.Array], times: IntArray, ids: IntArray) -> None:
+    def update(self, records: Records) -> None:
+        strata, columns, times, ids = records
         codes = self._table.encode(strata, len(times)) if strata else self._only_group(len(times))
         groups = len(self)
         for name, empty in zip(_COUNTERS, _EMPTY, strict=True):
@@ -166,38 +192,23 @@ class SliceStates:
         self._next_id += rows
         return np.arange(self._next_id - rows, self._next_id)
 
-    def update(
-        self,
-        starts: IntArray | int,
-        strata: Sequence[pa.Array],
-        columns: Sequence[pa.Array],
-        times: IntArray,
-        ids: IntArray,
-    ) -> None:
+    def update(self, starts: IntArray | int, records: Records) -> None:
         """Adds records to slices.
 
         Args:
             starts: start of each record's slice, or one start if all records are in the same slice.
-            columns: the values, or a grouped aggregate's keys and arguments. Nulls are counted and skipped.
-            times: event times in ms, int64.
-            ids: numbers from `number`, int64.
         """
-        if not len(times):
+        if not len(records.times):
             return
         if isinstance(starts, int):
-            self._slice(starts).update(list(strata), list(columns), times, ids)
+            self._slice(starts).update(records)
             return
         if (starts[1:] < starts[:-1]).any():
             order = np.argsort(starts, kind="stable")
-            index = pa.array(order)
-            strata, columns = [c.take(index) for c in strata], [c.take(index) for c in columns]
-            starts, times, ids = starts[order], times[order], ids[order]
+            starts, records = starts[order], records.at(order)
         borders = np.flatnonzero(np.concatenate([[True], starts[1:] != starts[:-1], [True]])).tolist()
         for begin, end in pairwise(borders):
-            part = slice(begin, end)
-            self._slice(int(starts[begin])).update(
-                [c[part] for c in strata], [c[part] for c in columns], times[part], ids[part]
-            )
+            self._slice(int(starts[begin])).update(records.between(begin, end))
 
     def _slice(self, start: int) -> _Slice:
         held = self._slices.get(start)
@@ -243,12 +254,6 @@ def _batch(schema: pa.Schema, strata: int, rows: Sequence[tuple[Sequence[Any], M
     arrays = [pa.array([key[i] for key, _ in rows], schema.field(i).type) for i in range(strata)]
     arrays += [pa.array([row.get(field.name) for _, row in rows], field.type) for field in list(schema)[strata:]]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def pick(columns: Sequence[pa.Array], chosen: BoolArray) -> list[pa.Array]:
-    """Returns the columns with only the rows that `chosen` selects."""
-    mask = pa.array(chosen)
-    return [pc.filter(c, mask) for c in columns]
 
 
 def numbers(column: pa.Array) -> npt.NDArray[np.int64]:
