@@ -11,6 +11,7 @@ import pyarrow as pa
 from center.catalog import Catalog, SessionStart
 from center.job.admission import BatchLimits, LeastSlack
 from center.job.batch_applier import BatchApplier, Times
+from center.job.job_parts import JobParts
 from center.job.ledger_writer import LedgerWriter
 from center.job.loop_core import Look, Run
 from center.job.merge import MergeTask, PartMerged
@@ -50,13 +51,14 @@ class JobCenter:
             [SessionStart(e, "i", {}, streams, oldest_seq=0, next_seq=0, now_ms=now_ms(), session=e) for e in edges]
         )
         self.refs = [self.catalog.queries.register(spec, now_ms())[0].ref for spec in specs]
-        metrics, segments = JobMetrics(), DeltaSegments(self.log_dir / "deltas")
+        segments = DeltaSegments(self.log_dir / "deltas")
         self._store, self._task = ResultStore(url, segments=segments), MergeTask(self.log_dir, segments)
-        self.writer = LedgerWriter(self.ledger, self._store, self.catalog, metrics, now_ms=now_ms)
+        shared = JobParts(self.catalog, self._store, JobMetrics(), now_ms)
+        self.writer = LedgerWriter(self.ledger, shared)
         self.planner = FramePlanner(
             self.catalog, self.writer.consumed, limits or BatchLimits(), time.monotonic, admission=admission
         )
-        self._applier = BatchApplier(self.writer, self.catalog, metrics, self.log_dir, now_ms=now_ms)
+        self._applier = BatchApplier(self.writer, shared, self.log_dir)
         self.after: dict[str, int] = {}
 
     def next_run(self) -> Run | None:

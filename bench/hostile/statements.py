@@ -108,7 +108,7 @@ def run_body(data: bytes) -> None:
     closes = [OVER, *checked.closes]
     for order in (closes, closes[::-1]):
         totals = CloseTotals.of_closes(order, SPEC)
-        given = window_facts(SPEC, totals, expected=2, missing=(), staleness_ms=0, first_staleness_ms=0)
+        given = window_facts(SPEC, totals, expected=2, staleness_ms=0, first_staleness_ms=0)
         stated = facts_from_json(facts_to_json(given))
         statement = judged(stated, (), SPEC)
         json.dumps(statement.quality(), allow_nan=False)

@@ -10,28 +10,19 @@ import contextlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Collection
-from functools import partial
 from importlib.metadata import version
 
-from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Scope
 
 from center.api import console, pages, problems
 from center.api.access import unguarded
-from center.api.answer_cache import AnswerRenderer
-from center.api.audit import AuditLog, AuditMiddleware
-from center.api.authentication import Authenticator
-from center.api.edge_progress import SharedProgress
-from center.api.lanes import CostlyLane
-from center.api.limits import PendingResponses, Rates, ReadTurns, Slots
-from center.api.live_feed import AnswerPoller, LiveFeed
-from center.api.metrics import ApiMetrics, CenterCollector, MetricsMiddleware
-from center.api.models import ProblemDetails
-from center.api.openapi import OpenApi, describe_members
+from center.api.audit import AuditMiddleware
+from center.api.limits import PendingResponses
+from center.api.metrics import MetricsMiddleware
+from center.api.openapi import describe
 from center.api.pages import SecurityHeaders
-from center.api.prometheus.series import samples_cache
 from center.api.routers import (
     alarms,
     alerts,
@@ -52,18 +43,12 @@ from center.api.routers import (
     tables,
 )
 from center.api.services import Services
-from center.api.sql_guard import SqlGuard
 from center.catalog import Catalog, ComponentRegistry
 from center.config import ApiSection
 from center.results import ResultStore
-from center.serving.answer_tables import answer_schema
-from center.serving.synopsis_cache import SynopsisCache
-from center.sinks import SinkStore
 from center.storage.wake import Channel
 from edgewater.base.errors import StorageError
 from edgewater.runtime.host_check import LocalHosts
-from edgewater.runtime.problems import MEDIA_TYPE
-from edgewater.runtime.tasks import Tasks
 
 DESCRIPTION = """
 Streaming queries over data from many places. Every answer states its error, its completeness and its age.
@@ -101,10 +86,6 @@ ROUTERS = tuple(
         prometheus,
     )
 )
-COSTLY_AT_ONCE = 4  # limit: threads of costly requests
-"""The largest number of costly requests in work at the same time. Other requests have other threads."""
-REGISTRATIONS_AT_ONCE = 4  # limit: threads of registrations
-"""Registrations have threads of their own, so that no number of reads keeps them waiting."""
 REFRESH_S = 1.0  # limit: how long a revoked token counts
 """Interval at which changed credentials are read, and at which the end of an outage is looked for."""
 
@@ -131,42 +112,10 @@ def create_app(
         sink_secrets: the setting `sink.secrets`.
         wakes: how drivers wake live streams; None: by polls only.
     """
-    metrics, limits = ApiMetrics(), config.limits
-    audit = AuditLog(config.audit, now_ms, metrics.audit_failures.inc, required=config.audit_required)
-    renderer = AnswerRenderer(config.cache_bytes, metrics.on_lookup, partial(answer_schema, catalog))
-    progress = SharedProgress(catalog, now_ms)
-    metrics.registry.register(CenterCollector(components, results, progress, now_ms))
-    tasks = Tasks()
-    metrics.registry.register(tasks.failures)
-    changes = AnswerPoller(results.newest_answers, tasks, wakes)
-    feed = LiveFeed(results, progress, renderer, changes, config.progress_ms / 1000, monotonic)
     services = Services(
-        catalog,
-        results,
-        components,
-        now_ms,
-        renderer,
-        progress,
-        feed,
-        metrics,
-        SynopsisCache(config.cache_bytes),
-        samples_cache(),
-        CapacityLimiter(1),
-        CapacityLimiter(REGISTRATIONS_AT_ONCE),
-        CostlyLane(COSTLY_AT_ONCE),
-        Authenticator(config, now_ms),
-        Rates(limits, metrics.on_refused),
-        Slots(limits.live, limits.live_per_principal, metrics.on_refused),
-        ReadTurns(limits.reads_at_once, metrics.on_refused),
-        limits,
-        audit,
-        draw_seed,
-        SqlGuard(),
-        SinkStore(results.engine),
-        tasks,
-        problems.Outage(),
-        frozenset(sink_secrets),
+        catalog, results, components, config, now_ms, monotonic, draw_seed, frozenset(sink_secrets), wakes
     )
+    metrics, limits = services.metrics, config.limits
     app = FastAPI(
         title="Edgewater",
         summary="Streaming queries whose answers state their error, completeness and age",
@@ -185,13 +134,13 @@ def create_app(
     if not config.authenticates:
         app.add_middleware(LocalHosts, hosts=config.hosts, key="api.hosts", refuse=_misdirected(services))
     app.add_middleware(SecurityHeaders, over_tls=config.tls is not None)
-    app.add_middleware(AuditMiddleware, audit=audit)
+    app.add_middleware(AuditMiddleware, audit=services.audit)
     app.add_middleware(MetricsMiddleware, metrics=metrics)
     for router in ROUTERS:
         assert not list(unguarded(router)), (
             f"{list(unguarded(router))}: each route states what it requires of its caller"
         )
-    _describe_problems(app)
+    describe(app)
     return app
 
 
@@ -233,28 +182,3 @@ def _require_stores(services: Services) -> None:
     """Raises StorageError if a store cannot be used."""
     services.results.last_answer_id()
     services.components.heartbeats()
-
-
-def _describe_problems(app: FastAPI) -> None:
-    """Describes the members of replies in the OpenAPI document, and replaces FastAPI's validation error by problems."""
-    original = app.openapi
-
-    def openapi() -> OpenApi:
-        if app.openapi_schema is not None:
-            return app.openapi_schema
-        document = original()
-        schemas = document.setdefault("components", {}).setdefault("schemas", {})
-        schemas.pop("HTTPValidationError", None)
-        schemas.pop("ValidationError", None)
-        describe_members(schemas)
-        schemas["ProblemDetails"] = ProblemDetails.model_json_schema()
-        problem = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}
-        for path in document["paths"].values():
-            for operation in path.values():
-                described = operation["responses"]
-                if "422" in described:
-                    described["422"]["content"] = problem
-                described["default"] = {"description": "Any other problem.", "content": problem}
-        return document
-
-    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend it

@@ -18,6 +18,12 @@ class ApiModel(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
 
+class Params(ApiModel):
+    """Base of the parameters of an endpoint, which has no others."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
 class ItemCell(IntervalCell):
     """The frequency of an item, or its membership (1 or 0)."""
 

@@ -19,22 +19,10 @@ from center.catalog import AlarmRecord, DeclaredStream, QuarantinedRecord, SetAs
 from edgewater.base.plain_yaml import load_yaml
 from edgewater.base.streams import Delivery, type_name
 from edgewater.base.timestamps import rfc3339
+from edgewater.model import replies
 from edgewater.model.edge_records import EdgeRecord, QueryStatusRecord
 from edgewater.model.json_types import as_document
 from edgewater.model.registered_query import RegisteredQuery, query_key
-from edgewater.model.replies import (
-    Alarm,
-    DescribedColumn,
-    Edge,
-    EdgeProgress,
-    Members,
-    QueryEdge,
-    QueryVersion,
-    Registered,
-    Shipped,
-    Spec,
-    StreamColumns,
-)
 from edgewater.wire import GUESSES, REJECTIONS, UNCERTAIN
 
 MAX_RECORDS = (1 << 63) - 1
@@ -85,12 +73,12 @@ class ProblemDetails(ApiModel):
     reason: str | None = None
 
 
-def registered(query: RegisteredQuery) -> Registered:
+def registered(query: RegisteredQuery) -> replies.Registered:
     """Returns a query as it is registered."""
     return {
         "name": query.ref.name,
         "version": query.ref.version,
-        "spec": cast(Spec, query.asked.to_mapping(seed=False)),
+        "spec": cast(replies.Spec, query.asked.to_mapping(seed=False)),
         "registered_at": rfc3339(query.registered_at_ms),
         "begins": border(query.windows.from_ms),
         "until": border(query.windows.until_ms),
@@ -98,7 +86,7 @@ def registered(query: RegisteredQuery) -> Registered:
     }
 
 
-def query_version(query: RegisteredQuery) -> QueryVersion:
+def query_version(query: RegisteredQuery) -> replies.QueryVersion:
     """Returns the windows of one version of a query."""
     known = registered(query)
     tables = {lookup.table: lookup.version for lookup in query.spec.lookups}
@@ -106,12 +94,12 @@ def query_version(query: RegisteredQuery) -> QueryVersion:
 
 
 def query_edge(
-    progress: EdgeProgress,
+    progress: replies.EdgeProgress,
     expected: bool,
     status: QueryStatusRecord | None,
-    shipped: Shipped | None,
+    shipped: replies.Shipped | None,
     late: Mapping[str, int],
-) -> QueryEdge:
+) -> replies.QueryEdge:
     refused = status is not None and not status.accepted
     return {
         **progress,
@@ -126,10 +114,10 @@ def query_edge(
     }
 
 
-def stream_columns(declared: Mapping[str, DeclaredStream], edges: Sequence[EdgeRecord]) -> list[StreamColumns]:
+def stream_columns(declared: Mapping[str, DeclaredStream], edges: Sequence[EdgeRecord]) -> list[replies.StreamColumns]:
     """Returns all streams, by name."""
     served = [(e.edge, s) for e in edges if not e.retired for s in e.streams]
-    streams = list[StreamColumns]()
+    streams = list[replies.StreamColumns]()
     for name in sorted({*(s.name for _, s in served), *declared}):
         known, here = declared.get(name), [(e, s) for e, s in served if s.name == name]
         found: dict[str, str] = {}
@@ -142,7 +130,7 @@ def stream_columns(declared: Mapping[str, DeclaredStream], edges: Sequence[EdgeR
                 first = found.setdefault(column, type_name(kind))
                 if first != type_name(kind):
                     differing.append(f"column {name}.{column} is {type_name(kind)} at edge {edge}, {first} at others")
-        columns: list[DescribedColumn] = [{"name": n, "type": k, "description": ""} for n, k in found.items()]
+        columns: list[replies.DescribedColumn] = [{"name": n, "type": k, "description": ""} for n, k in found.items()]
         if known is not None:
             each = known.columns.items()
             columns = [{"name": n, "type": c.type, "description": c.description} for n, c in each]
@@ -161,7 +149,7 @@ def stream_columns(declared: Mapping[str, DeclaredStream], edges: Sequence[EdgeR
     return streams
 
 
-def edge_json(record: EdgeRecord, now_ms: int) -> Edge:
+def edge_json(record: EdgeRecord, now_ms: int) -> replies.Edge:
     return {
         "edge": record.edge,
         "state": edge_state(record, now_ms),
@@ -199,7 +187,7 @@ def edge_json(record: EdgeRecord, now_ms: int) -> Edge:
     }
 
 
-def alarm_json(record: AlarmRecord) -> Alarm:
+def alarm_json(record: AlarmRecord) -> replies.Alarm:
     return {
         "kind": record.kind,
         "edge": record.edge,
@@ -263,7 +251,7 @@ class QuarantineList(ApiModel):
     queries: list[SetAsideQuery]
 
 
-class Answer(Members):
+class Answer(replies.Members):
     """An answer to one window."""
 
     data: list[AnswerRow]

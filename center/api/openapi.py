@@ -8,10 +8,12 @@ from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from typing_extensions import get_original_bases, is_typeddict
 
 from center.api import models
-from center.api.access import IN_TURN, READS_QUERY
+from center.api.access import IN_TURN, READS_QUERY, Requires
 from center.api.models import ProblemDetails
 from center.api.problems import HTTP_PROBLEMS, PROBLEMS
 from edgewater.model import replies
@@ -27,6 +29,7 @@ _TITLES = {p.status: p.title for p in (*PROBLEMS.values(), *HTTP_PROBLEMS.values
 
 OpenApi = dict[str, Any]
 """A part of the OpenAPI document, as FastAPI takes it."""
+_PROBLEM: OpenApi = {MEDIA_TYPE: {"schema": {"$ref": f"#/components/schemas/{ProblemDetails.__name__}"}}}
 Responses = dict[int | str, OpenApi]
 """FastAPI's `responses` argument."""
 
@@ -37,7 +40,7 @@ def json_body(example: Document) -> OpenApi:
     return {"requestBody": {"required": True, "content": content}}
 
 
-def describe_members(schemas: OpenApi) -> None:
+def _describe_members(schemas: OpenApi) -> None:
     """Adds the docstrings of the members of replies, inherited ones too.
 
     pydantic would parse the whole module for each type, when the API starts.
@@ -67,9 +70,42 @@ def _member_docs(module: ModuleType) -> dict[str, dict[str, str]]:
 
 
 def problems(*statuses: int) -> Responses:
-    """Returns the `responses` of an endpoint that can fail with these statuses."""
-    schema = {"$ref": f"#/components/schemas/{ProblemDetails.__name__}"}
-    return {s: {"description": _TITLES[s], "content": {MEDIA_TYPE: {"schema": schema}}} for s in statuses}
+    """Returns the `responses` of an endpoint that can fail with these statuses, besides those that `describe` adds."""
+    return {s: {"description": _TITLES[s], "content": _PROBLEM} for s in statuses}
+
+
+def describe(app: FastAPI) -> None:
+    """Completes the OpenAPI document: the members of replies, and the problems that follow from what a route is."""
+    original = app.openapi
+
+    def openapi() -> OpenApi:
+        if app.openapi_schema is not None:
+            return app.openapi_schema
+        document = original()
+        schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        schemas.pop("HTTPValidationError", None)
+        schemas.pop("ValidationError", None)
+        _describe_members(schemas)
+        schemas["ProblemDetails"] = ProblemDetails.model_json_schema()
+        for route in app.routes:
+            if isinstance(route, APIRoute) and route.include_in_schema:
+                for method in route.methods or ():
+                    _add_problems(document["paths"][route.path_format][method.lower()], route, method)
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend it
+
+
+def _add_problems(operation: OpenApi, route: APIRoute, method: str) -> None:
+    responses, has_body, in_path = operation["responses"], "requestBody" in operation, bool(route.param_convertors)
+    roles = [d.dependency.role for d in route.dependencies if isinstance(d.dependency, Requires)]
+    statuses = [403] if {"editor", "admin"}.intersection(roles) else []
+    statuses += [404] if in_path and method != "PUT" else []  # PUT makes what is not there
+    statuses += [408, 413, 415] if has_body else []
+    statuses += [422] if has_body or "parameters" in operation else []
+    for status in statuses:
+        responses[str(status)] = {"description": _TITLES[status], "content": _PROBLEM}
+    responses["default"] = {"description": "Any other problem.", "content": _PROBLEM}
 
 
 def answering(model: type[Any], *statuses: int) -> dict[str, Any]:

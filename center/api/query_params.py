@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from center.api.measure_models import ApiModel
+from center.api.measure_models import Params
 from center.serving.measures import MeasureQuestions, includes, require_possible
 from center.serving.row_selection import RowSelection
 from edgewater.answers import Phase
@@ -25,10 +25,8 @@ MAX_TEXT = 2_000
 """Characters of a condition: a limit of the parser's work."""
 
 
-class QuestionParams(ApiModel):
+class QuestionParams(Params):
     """The question parameters of every endpoint that gives answers."""
-
-    model_config = ConfigDict(extra="forbid")
 
     group: Annotated[list[str], Field(max_length=MAX_VALUES, examples=[["carrier:UA"]])] = []
     """`column:value`, such as `carrier:UA`. Only groups with this value; repeated for one column: any of the values;

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from center.api.measure_models import ApiModel
+from center.api.measure_models import Params
 from edgewater.base.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.base.timestamps import TIME_ACCEPTED as ACCEPTED
 from edgewater.base.timestamps import parse_time, rfc3339
@@ -41,10 +41,8 @@ EndTime = Annotated[Time | None, AfterValidator(_not_before_start)]
 """The end of a range that begins at the parameter `start`. Exclusive."""
 
 
-class FromParams(ApiModel):
+class FromParams(Params):
     """The parameter `from` of requests that go through stored answers."""
-
-    model_config = ConfigDict(extra="forbid")
 
     start: Annotated[Time | None, Field(alias="from")] = None
     """Start of the first window; default: the oldest stored answer."""

@@ -11,7 +11,7 @@ from pyspark import TaskContext
 
 from center.batch.layout import RecordLayout
 from center.batch.pattern import SynopsisPattern
-from center.batch.slice_states import ROWS_BYTES, RowBuffer, SliceStates, numbers, pick, zeros
+from center.batch.slice_states import Records, SliceStates, numbers, record_batches, zeros
 from center.batch.windows import Family, SlidingCount, family_of, grid_of
 from center.spark.workers import settle
 from edgewater.base.errors import InvalidRecord
@@ -105,7 +105,6 @@ class _Task:
         types = job.layout.stratum_types
         source = int(finalised(np.array([job.source], np.uint64), (batch_id << 24) + partition + 1)[0])
         self._states = SliceStates(job.pattern, types, source=source)
-        self._rows = RowBuffer(job.layout.partial_schema, len(types))
         stack = None if job.pattern.is_grouped else job.pattern.stack()
         if stack is not None:
             stack.grow(1)
@@ -125,14 +124,13 @@ class _Task:
             times = millis_of(with_times(columns.pop(), layout.time))
         strata = [_canonical(c, t) for c, (_, t) in zip(columns[: len(layout.strata)], layout.strata, strict=True)]
         values = [_canonical(c, t) for c, t in zip(columns[len(layout.strata) :], layout.values, strict=True)]
-        ids = self._states.number(len(times))
+        records = Records(strata, values, times, self._states.number(len(times)))
         for starts, chosen in self._assign(times if numbered is None else numbered):
             if chosen is None:
-                yield from self._update(starts, strata, values, times, ids)
+                yield from self._update(starts, records)
             else:
-                part = pick(strata, chosen), pick(values, chosen)
                 some = starts if isinstance(starts, int) else starts[chosen]
-                yield from self._update(some, *part, times[chosen], ids[chosen])
+                yield from self._update(some, records.at(np.flatnonzero(chosen)))
 
     def _assign(self, places: IntArray) -> Iterator[tuple[IntArray | int, BoolArray | None]]:
         """Yields the slices that records belong to, as pairs (starts, mask).
@@ -153,19 +151,14 @@ class _Task:
                 inside = last - back + window.size_ms > places
                 yield last - back, None if inside.all() else inside
 
-    def _update(
-        self, starts: IntArray | int, strata: list[pa.Array], values: list[pa.Array], times: IntArray, ids: IntArray
-    ) -> Iterator[pa.RecordBatch]:
+    def _update(self, starts: IntArray | int, records: Records) -> Iterator[pa.RecordBatch]:
         if not isinstance(starts, int) and len(starts) and (starts == starts[0]).all():
             starts = int(starts[0])
-        for part in self._pieces(starts, strata, len(times)):
+        for part in self._pieces(starts, records.strata, len(records.times)):
             if part is None:
-                self._states.update(starts, strata, values, times, ids)
+                self._states.update(starts, records)
             else:
-                index = pa.array(part)
-                taken = [c.take(index) for c in strata], [c.take(index) for c in values]
-                some = starts if isinstance(starts, int) else starts[part]
-                self._states.update(some, *taken, times[part], ids[part])
+                self._states.update(starts if isinstance(starts, int) else starts[part], records.at(part))
             if self._states.nbytes > MEMORY_BYTES and not self._job.whole:
                 yield from self._drain()
 
@@ -185,15 +178,13 @@ class _Task:
 
     def _drain(self) -> Iterator[pa.RecordBatch]:
         """Emits all states, once for each block that a state belongs to."""
-        job = self._job
-        for key, row in self._states.drain():
-            row["part"] = self._partition
-            for block in job.blocks_of(row["slice_start"]):
-                self._rows.add(key, {**row, "block": block})
-            if self._rows.nbytes >= ROWS_BYTES:
-                yield self._rows.take()
-        if len(self._rows):
-            yield self._rows.take()
+        layout = self._job.layout
+        rows = (
+            (key, {**row, "part": self._partition, "block": block})
+            for key, row in self._states.drain()
+            for block in self._job.blocks_of(row["slice_start"])
+        )
+        yield from record_batches(layout.partial_schema, len(layout.strata), rows)
 
 
 def with_times(times: pa.Array, column: str) -> pa.Array:

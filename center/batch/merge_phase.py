@@ -16,7 +16,7 @@ import pyarrow as pa
 from center.batch.compute_phase import BatchJob
 from center.batch.layout import timestamp
 from center.batch.pattern import merged
-from center.batch.slice_states import ROWS_BYTES, RowBuffer
+from center.batch.slice_states import record_batches
 from center.batch.windows import Family
 from center.spark.workers import settle
 from edgewater.model.windows import SessionWindow, SlidingWindow, sessions_of
@@ -174,13 +174,7 @@ class MergePhase:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         settle()
         strata = len(self._job.layout.strata)
-        rows = RowBuffer(self._job.layout.result_schema, strata)
-        for key, row in self._merged(_rows(batches, strata)):
-            rows.add(list(key), row)
-            if rows.nbytes > ROWS_BYTES:
-                yield rows.take()
-        if len(rows):
-            yield rows.take()
+        yield from record_batches(self._job.layout.result_schema, strata, self._merged(_rows(batches, strata)))
 
     def _merged(self, parts: Iterator[KeyedPartial]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
         """Yields (stratum, columns) for each output row."""

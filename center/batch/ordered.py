@@ -11,8 +11,8 @@ i mod P, which is the rule of the manager. The slices of one part are consecutiv
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import groupby, pairwise
-from typing import Any
+from itertools import chain, groupby, pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,12 +24,12 @@ from center.batch.compute_phase import BatchJob, millis_of, with_times
 from center.batch.inputs import BatchInput, default_partitions, number_in_order
 from center.batch.layout import timestamp
 from center.batch.merge_phase import stratum_of
-from center.batch.slice_states import ROWS_BYTES, RowBuffer, numbers
+from center.batch.slice_states import numbers, record_batches
 from center.batch.strategy import Strategy
 from center.batch.windows import Family, grid_of
 from center.spark.workers import settle
 from edgewater.model.windows import SlidingWindow
-from edgewater.synopses import GeneralManager, SliceManager, from_bytes
+from edgewater.synopses import GeneralManager, IntArray, SliceManager, from_bytes
 
 
 def build_ordered(job_input: BatchInput, job: BatchJob, chosen: Strategy) -> DataFrame:
@@ -92,54 +92,45 @@ class _PartBuilder:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         settle()
-        rows = RowBuffer(self._job.layout.partial_schema, len(self._job.layout.strata))
-        at: tuple[Any, ...] | None = None
-        open_part: _OpenPart | None = None
+        layout = self._job.layout
+        yield from record_batches(layout.partial_schema, len(layout.strata), self._partials(batches))
+
+    def _partials(self, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[list[Any], dict[str, Any]]]:
+        """Yields the row of each part, for each block of windows."""
+        for (*key, start, _), runs in groupby(self._read(batches), lambda run: run.place):
+            synopsis, first = self._job.pattern.fresh(), next(runs)
+            last_ms = records = 0
+            for run in chain([first], runs):
+                synopsis.update(run.values, times=run.times)
+                last_ms, records = int(run.times[-1]), records + len(run.times)
+            row = {
+                "slice_start": start,
+                "part": first.number,
+                "first_ms": int(first.times[0]),
+                "last_ms": last_ms,
+                "records": records,
+                "nulls": 0,
+                "synopsis": synopsis.to_bytes(),
+            }
+            for block in self._job.blocks_of(start):
+                yield key, row | {"block": block}
+
+    def _read(self, batches: Iterator[pa.RecordBatch]) -> Iterator[_Run]:
         for batch in batches:
             *keys, slices, parts, numbered, times, values = batch.columns
             times = with_times(times, str(self._job.layout.time))
             for begin, end in _runs([*keys, slices, parts]):
                 place = stratum_of(c[begin].as_py() for c in (*keys, slices, parts))
-                if place != at:
-                    if open_part is not None:
-                        self._close(rows, at, open_part)
-                    at, open_part = place, _OpenPart(self._job.pattern.fresh(), numbered[begin].as_py())
-                assert open_part is not None
-                open_part.add(values[begin:end], millis_of(times[begin:end]))
-            if rows.nbytes > ROWS_BYTES:
-                yield rows.take()
-        if open_part is not None:
-            self._close(rows, at, open_part)
-        if len(rows):
-            yield rows.take()
-
-    def _close(self, rows: RowBuffer, at: tuple[Any, ...] | None, part: _OpenPart) -> None:
-        assert at is not None
-        *key, start, _ = at
-        for block in self._job.blocks_of(start):
-            rows.add(key, part.row() | {"slice_start": start, "block": block})
+                yield _Run(place, numbered[begin].as_py(), values[begin:end], millis_of(times[begin:end]))
 
 
-class _OpenPart:
-    def __init__(self, synopsis: Any, first_number: int) -> None:
-        self._synopsis, self._first_number = synopsis, first_number
-        self._first_ms = self._last_ms = self._records = 0
+class _Run(NamedTuple):
+    """Adjacent rows of one stratum, slice and part."""
 
-    def add(self, values: pa.Array, times: Any) -> None:
-        self._synopsis.update(values, times=times)
-        self._first_ms = int(times[0]) if not self._records else self._first_ms
-        self._last_ms = int(times[-1])
-        self._records += len(times)
-
-    def row(self) -> dict[str, Any]:
-        return {
-            "part": self._first_number,
-            "first_ms": self._first_ms,
-            "last_ms": self._last_ms,
-            "records": self._records,
-            "nulls": 0,
-            "synopsis": self._synopsis.to_bytes(),
-        }
+    place: tuple[Any, ...]
+    number: int
+    values: pa.Array
+    times: IntArray
 
 
 def _runs(columns: list[pa.Array]) -> Iterator[tuple[int, int]]:
@@ -164,17 +155,15 @@ class _ManagerBuilder:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         settle()
-        strata = len(self._job.layout.strata)
-        rows = RowBuffer(self._job.layout.result_schema, strata)
+        layout = self._job.layout
         listed = (row for batch in batches for row in batch.to_pylist())
-        keys = (*self._job.layout.keys, "block")
-        for (*key, block), held in groupby(listed, lambda r: stratum_of(r[k] for k in keys)):
-            for result in self._windows(block, list(held)):
-                rows.add(key, {"nulls": 0} | result)
-                if rows.nbytes > ROWS_BYTES:
-                    yield rows.take()
-        if len(rows):
-            yield rows.take()
+        keys = (*layout.keys, "block")
+        rows = (
+            (key, {"nulls": 0} | result)
+            for (*key, block), held in groupby(listed, lambda r: stratum_of(r[k] for k in keys))
+            for result in self._windows(block, list(held))
+        )
+        yield from record_batches(layout.result_schema, len(layout.strata), rows)
 
     def _windows(self, block: int, held: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         decoded = [from_bytes(r["synopsis"]) for r in held]

@@ -250,19 +250,13 @@ class _BroadcastWindows:
 
 
 def _whole(column: Any) -> pa.Array:
-    if not isinstance(column, pa.ChunkedArray):
-        return column
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.array([], column.type)])
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
 def _millis(column: Any) -> Any:
     """Converts timestamps to ms. Null becomes a time that no window contains."""
     column = _whole(column)
-    least = pa.scalar(MIN_TIME_MS, pa.int64())
-    if pa.types.is_timestamp(column.type):
-        whole = column.cast(pa.timestamp("us")).cast(pa.int64()).fill_null(least)
-        return np.asarray(whole, np.int64) // 1000
-    return millis_of(column.fill_null(least))
+    return np.where(np.asarray(column.is_valid()), millis_of(column.fill_null(0)), MIN_TIME_MS)
 
 
 def _answer(synopsis: Any, asked: NamedQuestion | Question) -> dict[str, Any]:

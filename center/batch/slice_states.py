@@ -6,17 +6,16 @@ without a stack (a wavelet, a user's own kind) have one object per stratum. Each
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from center.batch.pattern import SynopsisPattern
-from edgewater.synopses import BoolArray, IntArray, KeyTable, SampleStack, Stack
+from edgewater.synopses import IntArray, KeyTable, SampleStack, Stack
 from edgewater.synopses.encoding import codec
 
 ROWS_BYTES = 64 << 20  # limit: memory of a task
@@ -28,12 +27,37 @@ _COUNTERS = ("records", "nulls", "first_ms", "last_ms")
 _EMPTY = (0, 0, np.iinfo(np.int64).max, np.iinfo(np.int64).min)
 
 
+class Records(NamedTuple):
+    """Records of a task.
+
+    Attributes:
+        values: the values, or a grouped aggregate's keys and arguments. Nulls are counted and skipped.
+        times: event times in ms, int64.
+        ids: numbers from `SliceStates.number`, int64.
+    """
+
+    strata: list[pa.Array]
+    values: list[pa.Array]
+    times: IntArray
+    ids: IntArray
+
+    def at(self, rows: IntArray) -> Records:
+        """Returns the records with these positions."""
+        index = pa.array(rows)
+        strata, values = ([c.take(index) for c in columns] for columns in (self.strata, self.values))
+        return Records(strata, values, self.times[rows], self.ids[rows])
+
+    def between(self, begin: int, end: int) -> Records:
+        """Returns the records with the positions [begin, end)."""
+        strata, values = ([c[begin:end] for c in columns] for columns in (self.strata, self.values))
+        return Records(strata, values, self.times[begin:end], self.ids[begin:end])
+
+
 class _StackStates:
     """The states of a slice's strata as one stack."""
 
     def __init__(self, stack: Stack, source: int) -> None:
         self._stack = stack
-        self._samples = isinstance(stack, SampleStack)
         if isinstance(stack, SampleStack):
             stack.source = source
 
@@ -47,10 +71,8 @@ class _StackStates:
         if not len(values):
             return
         held = values if pa.types.is_string(values.type) else values.to_numpy(zero_copy_only=False)
-        if self._samples:
-            self._stack.update(codes, held, times=times, ids=ids)  # type: ignore[call-arg]
-        else:
-            self._stack.update(codes, held, times=times)
+        numbered = {"ids": ids} if isinstance(self._stack, SampleStack) else {}
+        self._stack.update(codes, held, times=times, **numbered)
 
     def to_bytes(self, group: int, records: int) -> bytes:
         message = self._stack.take(np.array([group], np.int64)).to_message()
@@ -108,7 +130,8 @@ class _Slice:
     def nbytes(self) -> int:
         return self._states.nbytes + self._table.nbytes
 
-    def update(self, strata: list[pa.Array], columns: list[pa.Array], times: IntArray, ids: IntArray) -> None:
+    def update(self, records: Records) -> None:
+        strata, columns, times, ids = records
         codes = self._table.encode(strata, len(times)) if strata else self._only_group(len(times))
         groups = len(self)
         for name, empty in zip(_COUNTERS, _EMPTY, strict=True):
@@ -169,38 +192,23 @@ class SliceStates:
         self._next_id += rows
         return np.arange(self._next_id - rows, self._next_id)
 
-    def update(
-        self,
-        starts: IntArray | int,
-        strata: Sequence[pa.Array],
-        columns: Sequence[pa.Array],
-        times: IntArray,
-        ids: IntArray,
-    ) -> None:
+    def update(self, starts: IntArray | int, records: Records) -> None:
         """Adds records to slices.
 
         Args:
             starts: start of each record's slice, or one start if all records are in the same slice.
-            columns: the values, or a grouped aggregate's keys and arguments. Nulls are counted and skipped.
-            times: event times in ms, int64.
-            ids: numbers from `number`, int64.
         """
-        if not len(times):
+        if not len(records.times):
             return
         if isinstance(starts, int):
-            self._slice(starts).update(list(strata), list(columns), times, ids)
+            self._slice(starts).update(records)
             return
         if (starts[1:] < starts[:-1]).any():
             order = np.argsort(starts, kind="stable")
-            index = pa.array(order)
-            strata, columns = [c.take(index) for c in strata], [c.take(index) for c in columns]
-            starts, times, ids = starts[order], times[order], ids[order]
+            starts, records = starts[order], records.at(order)
         borders = np.flatnonzero(np.concatenate([[True], starts[1:] != starts[:-1], [True]])).tolist()
         for begin, end in pairwise(borders):
-            part = slice(begin, end)
-            self._slice(int(starts[begin])).update(
-                [c[part] for c in strata], [c[part] for c in columns], times[part], ids[part]
-            )
+            self._slice(int(starts[begin])).update(records.between(begin, end))
 
     def _slice(self, start: int) -> _Slice:
         held = self._slices.get(start)
@@ -220,42 +228,32 @@ class SliceStates:
             yield from slices.pop(start).rows(start)
 
 
-class RowBuffer:
-    """Collects rows for record batches.
+def record_batches(
+    schema: pa.Schema, strata: int, rows: Iterable[tuple[Sequence[Any], Mapping[str, Any]]]
+) -> Iterator[pa.RecordBatch]:
+    """Yields rows as record batches of about `ROWS_BYTES`.
 
     Args:
         schema: strata first, then the columns by name. A column that a row does not have is null.
         strata: number of the strata.
+        rows: the strata of each row, and its columns.
     """
-
-    def __init__(self, schema: pa.Schema, strata: int) -> None:
-        self._schema = schema
-        self._strata = strata
-        self._keys: list[list[Any]] = []
-        self._rows: list[dict[str, Any]] = []
-        self.nbytes = 0
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def add(self, key: list[Any], row: dict[str, Any]) -> None:
-        self._keys.append(key)
-        self._rows.append(row)
-        self.nbytes += len(row.get("synopsis") or b"") + 100
-
-    def take(self) -> pa.RecordBatch:
-        """Removes the collected rows and returns them as one batch."""
-        names = self._schema.names
-        arrays = [pa.array([k[i] for k in self._keys], self._schema.field(i).type) for i in range(self._strata)]
-        arrays += [pa.array([r.get(n) for r in self._rows], self._schema.field(n).type) for n in names[self._strata :]]
-        self._keys, self._rows, self.nbytes = [], [], 0
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+    held: list[tuple[Sequence[Any], Mapping[str, Any]]] = []
+    size = 0
+    for key, row in rows:
+        held.append((key, row))
+        size += len(row.get("synopsis") or b"") + 100
+        if size > ROWS_BYTES:
+            yield _batch(schema, strata, held)
+            held, size = [], 0
+    if held:
+        yield _batch(schema, strata, held)
 
 
-def pick(columns: Sequence[pa.Array], chosen: BoolArray) -> list[pa.Array]:
-    """Returns the columns with only the rows that `chosen` selects."""
-    mask = pa.array(chosen)
-    return [pc.filter(c, mask) for c in columns]
+def _batch(schema: pa.Schema, strata: int, rows: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]) -> pa.RecordBatch:
+    arrays = [pa.array([key[i] for key, _ in rows], schema.field(i).type) for i in range(strata)]
+    arrays += [pa.array([row.get(field.name) for _, row in rows], field.type) for field in list(schema)[strata:]]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def numbers(column: pa.Array) -> npt.NDArray[np.int64]:

@@ -51,18 +51,10 @@ def _estimates(synopsis: pa.Array, question: pa.Array, *parameters: pa.Array) ->
 
 def _merge(batches: Iterator[pa.Array]) -> bytes:
     settle()
-    whole: Any = None
-    waiting: list[Any] = []
+    held: list[Any] = []
     for batch in batches:
         for data in batch.drop_null().to_pylist():
-            waiting.append(from_bytes(data))
-            if len(waiting) >= FAN_IN:
-                whole, waiting = _joined(whole, waiting), []
-    if waiting:
-        whole = _joined(whole, waiting)
-    return None if whole is None else whole.to_bytes()  # type: ignore[return-value]
-
-
-def _joined(whole: Any, parts: list[Any]) -> Any:
-    first, *others = parts if whole is None else [whole, *parts]
-    return merged(first, others)
+            held.append(from_bytes(data))
+            if len(held) > FAN_IN:
+                held = [merged(held[0], held[1:])]
+    return merged(held[0], held[1:]).to_bytes() if held else None  # type: ignore[return-value]

@@ -65,25 +65,8 @@ def choose(properties: Properties, window: object, *, stratified: bool) -> Strat
     Raises:
         InvalidRequest: there is no strategy for these properties and this window.
     """
-    family = family_of(window)
-    compute: Compute = "bucketing" if family in (Family.GLOBAL, Family.TUMBLING) else "slicing"
-    if properties.ordered and not properties.commutative:
-        why = "the synopsis depends on the order of values: parts are numbered and registered with a manager"
-        chosen = Strategy("order_based", compute, reason=why)
-    elif not properties.mergeable:
-        why = "the synopsis does not merge: one task reads every record, in every window that contains it"
-        chosen = Strategy("centralised", "bucketing", reason=why)
-    elif family is Family.COUNT:
-        why = "the window counts records: they are numbered in event time"
-        chosen = Strategy("order_based", "slicing", reason=why)
-    elif stratified:
-        why = "one synopsis per stratum: each stratum's records go to one task"
-        chosen = Strategy("stratified", compute, reason=why)
-    else:
-        why = "the synopsis merges: every task summarises its part"
-        chosen = Strategy("round_robin", compute, reason=why)
-    check(chosen, properties, window, stratified=stratified)
-    return chosen
+    rule = _rule(properties, window, stratified)
+    return Strategy(rule.divides[0], rule.computes[0], reason=rule.reason)
 
 
 def check(strategy: Strategy, properties: Properties, window: object, *, stratified: bool) -> None:
@@ -92,44 +75,60 @@ def check(strategy: Strategy, properties: Properties, window: object, *, stratif
     Raises:
         InvalidRequest: the properties do not allow the strategy. The error names the possible values.
     """
+    rule = _rule(properties, window, stratified)
+    if strategy.divide not in rule.divides:
+        raise InvalidRequest("strategy.divide", strategy.divide, " or ".join(rule.divides), rule.why_divide)
+    if strategy.compute not in rule.computes:
+        raise InvalidRequest("strategy.compute", strategy.compute, " or ".join(rule.computes), rule.why_compute)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """The strategies that are possible. The first ones are chosen.
+
+    Attributes:
+        reason: why they are chosen.
+        why_divide, why_compute: why others are not possible.
+    """
+
+    divides: tuple[Divide, ...]
+    computes: tuple[Compute, ...]
+    reason: str
+    why_divide: str = ""
+    why_compute: str = ""
+
+
+def _rule(properties: Properties, window: object, stratified: bool) -> _Rule:
     family = family_of(window)
-    by_order = properties.ordered and not properties.commutative
-    divides = _divides(properties, family, stratified)
-    if not divides:
-        raise InvalidRequest("window", window, "a time window or none", _why_no_window(by_order, family))
-    _require("divide", strategy.divide, divides, _why_divide(properties, family, stratified))
-    computes = ["bucketing", "slicing"]
-    why = ""
-    if not properties.mergeable and not by_order:
-        computes, why = ["bucketing"], "windows cannot be merged from slices of a synopsis that does not merge"
+    computes: tuple[Compute, ...] = ("slicing", "bucketing")
+    why_compute = ""
+    if family in (Family.GLOBAL, Family.TUMBLING):
+        computes = ("bucketing", "slicing")
     elif family in (Family.SESSION, Family.COUNT):
-        computes, why = ["slicing"], "the borders of such windows depend on their records"
-    _require("compute", strategy.compute, computes, why)
-
-
-def _divides(properties: Properties, family: Family, stratified: bool) -> list[str]:
+        computes, why_compute = ("slicing",), "the borders of such windows depend on their records"
+    numbered = "records must be numbered"
     if properties.ordered and not properties.commutative:
-        return ["order_based"] if family is not Family.SESSION else []
+        if family is Family.SESSION:
+            raise _no_window(window, "depends on the order of values", family)
+        why = "the synopsis depends on the order of values: parts are numbered and registered with a manager"
+        return _Rule(("order_based",), computes, why, numbered, why_compute)
+    if not properties.mergeable:
+        if family in (Family.SESSION, Family.COUNT):
+            raise _no_window(window, "does not merge", family)
+        why = "the synopsis does not merge: one task reads every record, in every window that contains it"
+        why_divide = "parts of a synopsis that does not merge cannot be combined"
+        why_compute = "windows cannot be merged from slices of a synopsis that does not merge"
+        return _Rule(("centralised",), ("bucketing",), why, why_divide, why_compute)
     if family is Family.COUNT:
-        return ["order_based"] if properties.mergeable else []
-    if not properties.mergeable:
-        return ["centralised"] if family is not Family.SESSION else []
-    return ["round_robin", *(["stratified"] if stratified else []), "centralised"]
+        why = "the window counts records: they are numbered in event time"
+        return _Rule(("order_based",), computes, why, numbered, why_compute)
+    if stratified:
+        why = "one synopsis per stratum: each stratum's records go to one task"
+        return _Rule(("stratified", "round_robin", "centralised"), computes, why, why_compute=why_compute)
+    why, why_divide = "the synopsis merges: every task summarises its part", "there are no strata: give stratify_by"
+    return _Rule(("round_robin", "centralised"), computes, why, why_divide, why_compute)
 
 
-def _why_divide(properties: Properties, family: Family, stratified: bool) -> str:
-    if family is Family.COUNT or (properties.ordered and not properties.commutative):
-        return "records must be numbered"
-    if not properties.mergeable:
-        return "parts of a synopsis that does not merge cannot be combined"
-    return "" if stratified else "there are no strata: give stratify_by"
-
-
-def _why_no_window(by_order: bool, family: Family) -> str:
-    about = "depends on the order of values" if by_order else "does not merge"
-    return f"a synopsis that {about} cannot be built over {family.value} windows"
-
-
-def _require(name: str, given: str, accepted: list[str], why: str) -> None:
-    if given not in accepted:
-        raise InvalidRequest(f"strategy.{name}", given, " or ".join(accepted), why)
+def _no_window(window: object, about: str, family: Family) -> InvalidRequest:
+    reason = f"a synopsis that {about} cannot be built over {family.value} windows"
+    return InvalidRequest("window", window, "a time window or none", reason)

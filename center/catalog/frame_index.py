@@ -37,8 +37,7 @@ from sqlalchemy import (
 
 from center.catalog import schema as t
 from center.catalog.transactions import Transactions
-from center.storage.database import MAX_GIVEN, Identifier, given, given_count, given_rows
-from center.storage.frame_facts import FrameFacts
+from center.storage.database import MAX_GIVEN, Identifier, given, given_count, given_rows, rows_among
 from center.storage.frame_log import FrameEntry, FrameLocation
 from edgewater.base.streams import EdgeId
 from edgewater.model.registered_query import query_from_key, query_key
@@ -46,14 +45,8 @@ from edgewater.wire import QueryRef
 
 _RANGE = {"name": Identifier(63), "version": BigInteger(), "after": BigInteger(), "through": BigInteger()}
 _ENTRY = tuple(c for c in t.frames.c if c.name != "facts")
-_FACTS = tuple(
-    t.frames.c[name]
-    for name in ("name", "version", "position", "edge", "incarnation", "wire_bytes", "received_at_ms", "facts")
-)
 _COPIED = ("edge", "incarnation", "seq", "crc32c", "wire_bytes", "received_at_ms", "work", "through_ms", "facts")
 """Columns with the names of the members of `UnindexedFrame`."""
-_CHUNK = 200  # limit: bound parameters of a statement
-"""Identities per SELECT, so that a statement does not have more bound parameters than any database accepts."""
 
 
 class IndexOutcome(StrEnum):
@@ -203,24 +196,19 @@ class FrameIndex:
                 entries[keys[QueryRef(row.name, row.version)]].append(entry_of(row))
         return entries
 
-    def facts(self, ranges: Mapping[str, Sequence[tuple[int, int]]]) -> dict[str, dict[int, FrameFacts]]:
-        """The facts of the frames in ranges of positions, by query key and position.
+    def facts(self, ranges: Mapping[str, Sequence[tuple[int, int]]]) -> dict[str, dict[int, bytes]]:
+        """The facts of the frames in ranges of positions, by query key and position (`center.storage.frame_facts`).
 
         Args:
             ranges: by query key, after and through of each range.
         """
-        facts: dict[str, dict[int, FrameFacts]] = {key: {} for key in ranges}
-        refs = {key: query_from_key(key) for key in ranges}
-        asked = [
-            (refs[key].name, refs[key].version, after, through)
-            for key, spans in ranges.items()
-            for after, through in spans
-        ]
+        facts: dict[str, dict[int, bytes]] = {key: {} for key in ranges}
+        keys = {query_from_key(key): key for key in ranges}
+        asked = [(ref.name, ref.version, *span) for ref, key in keys.items() for span in ranges[key]]
+        c = t.frames.c
         with self._transactions.read() as connection:
-            for row in _in_ranges(connection, asked, _FACTS):
-                facts[f"{row.name}@{row.version}"][row.position] = FrameFacts(
-                    row.position, EdgeId(row.edge), row.incarnation, row.wire_bytes, row.received_at_ms, row.facts
-                )
+            for row in _in_ranges(connection, asked, (c.name, c.version, c.position, c.facts)):
+                facts[keys[QueryRef(row.name, row.version)]][row.position] = row.facts
         return facts
 
     def lagging_queries(self, before_ms: int) -> frozenset[QueryRef]:
@@ -262,17 +250,11 @@ class FrameIndex:
         """
         c = t.queries.c
         ended = select(c.name, c.version).where(c.deleted_at_ms.is_not(None))
-        removable = []
         with self._transactions.read() as connection:
             # Read first: after a query is deleted, no frame of it is indexed any more.
             deleted = {query_key(QueryRef(name, version)) for name, version in connection.execute(ended)}
-            for begin in range(0, len(segments), _CHUNK):
-                chunk = segments[begin : begin + _CHUNK]
-                segment = t.dropped_segments.c.segment
-                dropped = set(connection.execute(select(segment).where(segment.in_(chunk))).scalars())
-                unindexed = set(without_frames(connection, chunk))
-                removable += [s for s in chunk if s in dropped or (s in unindexed and deleted.issuperset(queries(s)))]
-        return removable
+            dropped, unindexed = _dropped(connection, segments), set(without_frames(connection, segments))
+        return [s for s in segments if s in dropped or (s in unindexed and deleted.issuperset(queries(s)))]
 
     def forget_segments(self, segments: Sequence[str]) -> None:
         """Deletes segments from the list of segments to remove. Called when they were removed from the log."""
@@ -348,17 +330,11 @@ def _outcome(frame: UnindexedFrame, incarnation: _SequenceProgress, *, live: boo
 def _lock_incarnations(
     connection: Connection, batch: Sequence[UnindexedFrame]
 ) -> dict[tuple[EdgeId, str], _SequenceProgress]:
-    table = t.incarnations.c
+    c = t.incarnations.c
     names = sorted({(f.edge, f.incarnation) for f in batch})
-    known: dict[tuple[str, str], _SequenceProgress] = {}
-    for begin in range(0, len(names), _CHUNK):
-        rows = (
-            select(table.edge, table.incarnation, table.awaited_seq, table.run)
-            .where(tuple_(table.edge, table.incarnation).in_(names[begin : begin + _CHUNK]))
-            .order_by(table.edge, table.incarnation)
-        )
-        for edge, name, seq, run in connection.execute(rows.with_for_update()):
-            known[edge, name] = _SequenceProgress(seq, seq, run)
+    rows = select(c.edge, c.incarnation, c.awaited_seq, c.run).order_by(c.edge, c.incarnation).with_for_update()
+    found = rows_among(connection, rows, tuple_(c.edge, c.incarnation), names)
+    known = {(edge, name): _SequenceProgress(seq, seq, run) for edge, name, seq, run in found}
     # A catalog restored from a backup does not know all incarnations. After a refusal the edge sends a Hello again.
     return {name: known.get(name) or _SequenceProgress(0, 0, stopped=True) for name in names}
 
@@ -367,28 +343,20 @@ def _load_checksums(
     connection: Connection, batch: Sequence[UnindexedFrame], progress: Mapping[tuple[EdgeId, str], _SequenceProgress]
 ) -> None:
     redelivered = [(f.edge, f.incarnation, f.seq) for f in batch if f.seq < progress[f.edge, f.incarnation].awaited]
-    table = t.frames.c
-    for begin in range(0, len(redelivered), _CHUNK):
-        identity = tuple_(table.edge, table.incarnation, table.seq).in_(redelivered[begin : begin + _CHUNK])
-        rows = connection.execute(select(table.edge, table.incarnation, table.seq, table.crc32c).where(identity))
-        for edge, incarnation, seq, crc32c in rows:
-            progress[edge, incarnation].crcs[seq] = crc32c
+    c = t.frames.c
+    rows, identity = select(c.edge, c.incarnation, c.seq, c.crc32c), tuple_(c.edge, c.incarnation, c.seq)
+    for edge, incarnation, seq, crc32c in rows_among(connection, rows, identity, redelivered):
+        progress[edge, incarnation].crcs[seq] = crc32c
 
 
 def _lock_positions(connection: Connection, refs: Collection[QueryRef]) -> dict[QueryRef, int]:
     """Locks and returns the last position of each live query among `refs`."""
-    table = t.queries.c
+    c = t.queries.c
     names = sorted((ref.name, ref.version) for ref in refs)
-    positions = {}
-    for begin in range(0, len(names), _CHUNK):
-        rows = (
-            select(table.name, table.version, table.last_position)
-            .where(tuple_(table.name, table.version).in_(names[begin : begin + _CHUNK]), table.deleted_at_ms.is_(None))
-            .order_by(table.name, table.version)
-        )
-        for name, version, last in connection.execute(rows.with_for_update()):
-            positions[QueryRef(name, version)] = int(last)
-    return positions
+    live = select(c.name, c.version, c.last_position).where(c.deleted_at_ms.is_(None))
+    rows = live.order_by(c.name, c.version).with_for_update()
+    found = rows_among(connection, rows, tuple_(c.name, c.version), names)
+    return {QueryRef(name, version): int(last) for name, version, last in found}
 
 
 def _row(frame: UnindexedFrame, position: int) -> dict[str, Any]:
@@ -465,22 +433,21 @@ def entry_of(row: Row[Any]) -> FrameEntry:
 
 def without_frames(connection: Connection, segments: Sequence[str]) -> list[str]:
     """Returns the segments that have no indexed and no quarantined frame."""
-    used: set[str] = set()
-    for begin in range(0, len(segments), _CHUNK):
-        chunk = segments[begin : begin + _CHUNK]
-        for c in (t.frames.c.segment, t.quarantine.c.segment):
-            used.update(connection.execute(select(c).where(c.in_(chunk)).distinct()).scalars())
+    columns = (t.frames.c.segment, t.quarantine.c.segment)
+    used = {row.segment for c in columns for row in rows_among(connection, select(c).distinct(), c, segments)}
     return [segment for segment in segments if segment not in used]
 
 
 def drop_segments(connection: Connection, segments: Sequence[str]) -> list[str]:
     """Lists segments without a frame for removal, and returns them. The caller has the catalog's lock."""
     unused = without_frames(connection, segments)
-    listed: set[str] = set()
-    for begin in range(0, len(unused), _CHUNK):
-        segment = t.dropped_segments.c.segment
-        chunk = segment.in_(unused[begin : begin + _CHUNK])
-        listed.update(connection.execute(select(segment).where(chunk)).scalars())
+    listed = _dropped(connection, unused)
     if rows := [{"segment": s} for s in unused if s not in listed]:
         connection.execute(insert(t.dropped_segments), rows)
     return unused
+
+
+def _dropped(connection: Connection, segments: Sequence[str]) -> set[str]:
+    """Returns those of the segments that are listed for removal."""
+    segment = t.dropped_segments.c.segment
+    return {row.segment for row in rows_among(connection, select(segment), segment, segments)}

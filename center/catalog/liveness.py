@@ -9,17 +9,20 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Self
 
-from sqlalchemy import BigInteger, Column, Integer, MetaData, Table, delete, event, insert, select, update
+from sqlalchemy import BigInteger, Integer, MetaData, delete, event, insert, select, update
 
 from center.storage.database import (
     FreeText,
     Identifier,
+    key,
     open_engine,
     read_transaction,
+    required,
     schema_transaction,
+    table_in,
     write_transaction,
 )
 from edgewater.base.errors import EdgewaterError, StorageError
@@ -41,17 +44,15 @@ EXPIRE_AFTER_MS = 3_600_000  # limit: rows of dead processes
 log = logging.getLogger(__name__)
 
 _metadata = MetaData()
-_heartbeats = Table(
+_heartbeats = table_in(_metadata)(
     "component_heartbeats",
-    _metadata,
-    Column("component", Identifier(16), primary_key=True),
-    Column("instance", Identifier(255), primary_key=True),
-    Column("address", Identifier(255), nullable=False),
-    Column("started_at_ms", BigInteger, nullable=False),
-    Column("beat_at_ms", BigInteger, nullable=False),
-    Column("problem", FreeText, nullable=False),
-    Column("role", Identifier(16), nullable=False),
-    Column("needed", Integer, nullable=False),
+    *key(Identifier(16), "component"),
+    *key(Identifier(255), "instance"),
+    *required(Identifier(255), "address"),
+    *required(BigInteger, "started_at_ms", "beat_at_ms"),
+    *required(FreeText, "problem"),
+    *required(Identifier(16), "role"),
+    *required(Integer, "needed"),
 )
 
 
@@ -164,19 +165,19 @@ def component_status(component: Component, heartbeats: Iterable[ComponentHeartbe
     needed = max((h.needed for h in fresh), default=1)
     # The newest heartbeats: a process that has died a moment ago has one, too.
     leader = ", ".join(sorted([h.instance for h in working if h.role == "leader"][:needed]))
-    if len(healthy) >= needed:
-        return ComponentStatus(component, True, "", healthy[0].address, len(fresh), leader, standbys)
-    if working:
+    is_ready = len(healthy) >= needed
+    if is_ready:
+        reason = ""
+    elif working:
         reason = next((h.problem for h in working if h.problem), f"{len(healthy)} of {needed} drivers lead")
-        address = working[0].address
-        return ComponentStatus(component, False, reason, address, len(fresh), leader, standbys)
-    if fresh:
+    elif fresh:
         reason = fresh[0].problem or "no driver leads; a standby is taking over"
-        return ComponentStatus(component, False, reason, fresh[0].address, len(fresh), "", standbys)
-    if own:
-        silence_s = (now_ms - own[0].beat_at_ms) / 1000
-        return ComponentStatus(component, False, f"no heartbeat for {silence_s:.0f} s", own[0].address, 0)
-    return ComponentStatus(component, False, "has not started", "", 0)
+    elif own:
+        reason = f"no heartbeat for {(now_ms - own[0].beat_at_ms) / 1000:.0f} s"
+    else:
+        reason = "has not started"
+    address = next((h.address for h in (healthy if is_ready else working or own)), "")
+    return ComponentStatus(component, is_ready, reason, address, len(fresh), leader, standbys)
 
 
 class HeartbeatThread:
@@ -204,13 +205,9 @@ class HeartbeatThread:
         tasks: Tasks | None = None,
     ) -> None:
         self._registry = registry
-        self._component: Component = component
-        self._instance = instance
-        self._address = address
-        self._problem, self._role, self._needed = problem, role, needed
-        self._now_ms = now_ms
-        self._interval_s = interval_s
-        self._started_at_ms = now_ms()
+        self._beat = ComponentHeartbeat(component, instance, address, now_ms(), now_ms(), needed=needed)
+        self._problem, self._role = problem, role
+        self._now_ms, self._interval_s = now_ms, interval_s
         self._stop = threading.Event()
         self._tasks = tasks or Tasks()
         self._thread: threading.Thread | None = None
@@ -224,26 +221,24 @@ class HeartbeatThread:
         if self._thread is not None:
             self._thread.join(timeout=10)
         try:
-            self._registry.remove(self._component, self._instance)
+            self._registry.remove(self._beat.component, self._beat.instance)
         except EdgewaterError as exc:
-            log.warning("%s: could not deregister: %s", self._component, exc)
+            log.warning("%s: could not deregister: %s", self._beat.component, exc)
 
     def _run(self) -> None:
         while True:
-            states, failed_before = (self._problem(), self._role()), self._registry.failure
+            (problem, role), failed_before = self._states(), self._registry.failure
             try:
-                now = self._now_ms()
-                self._registry.record(
-                    ComponentHeartbeat(
-                        self._component, self._instance, self._address, self._started_at_ms, now, *states, self._needed
-                    )
-                )
+                self._registry.record(replace(self._beat, beat_at_ms=self._now_ms(), problem=problem, role=role))
             except EdgewaterError as exc:
                 # The other components notice the missing heartbeat; this process tries again.
                 if not failed_before:  # once per outage
-                    log.warning("%s: no heartbeat: %s", self._component, exc)
+                    log.warning("%s: no heartbeat: %s", self._beat.component, exc)
             for _ in range(CHECKS):
                 if self._stop.wait(self._interval_s / CHECKS):
                     return
-                if (self._problem(), self._role()) != states:
+                if self._states() != (problem, role):
                     break
+
+    def _states(self) -> tuple[str, Role]:
+        return self._problem(), self._role()

@@ -10,7 +10,7 @@ A query that is set aside is paused or quarantined: see `SetAside`.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -21,7 +21,6 @@ from center.catalog.alarms import add_alarm, end_alarms
 from center.catalog.frame_index import drop_segments, entry_of, without_frames
 from center.catalog.transactions import Transactions
 from center.storage.database import upsert
-from center.storage.frame_facts import FrameFacts
 from center.storage.frame_log import FrameEntry
 from edgewater.base.errors import Conflict, NotFound
 from edgewater.base.streams import EdgeId
@@ -39,10 +38,10 @@ FORGET_MS = 3_600_000  # limit: how long a death counts against a query
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedRecord:
-    """A frame that was set aside, with its facts, the reason and the wall time."""
+    """A frame that was set aside, with its facts (`center.storage.frame_facts`), the reason and the wall time."""
 
     entry: FrameEntry
-    facts: FrameFacts
+    facts: bytes = field(repr=False)
     reason: str
     quarantined_at_ms: int
 
@@ -253,6 +252,4 @@ def _is_frame(ref: QueryRef, position: int) -> Any:
 
 
 def _frame(row: Any) -> QuarantinedRecord:
-    entry = entry_of(row)
-    facts = FrameFacts(entry.position, entry.edge, entry.incarnation, entry.wire_bytes, entry.received_at_ms, row.facts)
-    return QuarantinedRecord(entry, facts, row.reason, row.quarantined_at_ms)
+    return QuarantinedRecord(entry_of(row), row.facts, row.reason, row.quarantined_at_ms)

@@ -7,22 +7,11 @@ from dataclasses import asdict, dataclass, replace
 
 from sqlalchemy import ColumnElement, Connection, Row, delete, exists, insert, or_, select, update
 
+from center.catalog import query_rows
 from center.catalog import schema as t
 from center.catalog.alarms import end_alarms_about
 from center.catalog.edge_rows import select_edges
 from center.catalog.query_borders import choose_border, event_now_ms, is_served
-from center.catalog.query_rows import (
-    FORGET_AFTER_MS,
-    FORGOTTEN,
-    MAX_QUERIES,
-    MAX_VERSIONS,
-    forget_ended,
-    live_refs,
-    query_from_row,
-    readable,
-    require_fit,
-    require_fit_at_edges,
-)
 from center.catalog.streams import Streams
 from center.catalog.table_rows import require_deliverable, resolved
 from center.catalog.transactions import Transactions, count_rows, increment_version, read_counter
@@ -123,10 +112,10 @@ class Queries:
         require_deliverable(connection, spec)
         edges = select_edges(connection)
         if not self._fits_declared(connection, spec):
-            require_fit_at_edges(spec, edges)
+            query_rows.require_fit_at_edges(spec, edges)
         windows = _windows(spec, newest, change, edges, now_ms, lasts_ms)
         version = max([r.version for r in rows], default=0)
-        version = max(version, read_counter(connection, FORGOTTEN)) + 1
+        version = max(version, read_counter(connection, query_rows.FORGOTTEN)) + 1
         if newest is not None and windows.from_ms < newest.windows.until_ms:
             connection.execute(update(t.queries).where(t.is_of(t.queries, newest.ref)).values(until_ms=windows.from_ms))
         spec = replace(spec if spec.seed is not None else spec.with_seed(seed), until_ms=None)
@@ -161,7 +150,7 @@ class Queries:
             if self._fits_declared(connection, spec):
                 return live, windows, None
             try:
-                require_fit_at_edges(spec, edges)
+                query_rows.require_fit_at_edges(spec, edges)
             except InvalidQuery as exc:
                 return live, windows, exc
         return live, windows, None
@@ -171,7 +160,7 @@ class Queries:
         declared = self._streams.select(connection).get(spec.stream)
         if declared is None:
             return False
-        require_fit(spec, declared.types, f"by the columns of stream {spec.stream} at the center")
+        query_rows.require_fit(spec, declared.types, f"by the columns of stream {spec.stream} at the center")
         return True
 
     def end(self, ref: QueryRef, now_ms: int) -> None:
@@ -228,7 +217,7 @@ class Queries:
             newest_first = connection.execute(rows.order_by(t.queries.c.version.desc()).limit(most)).all()
         if not newest_first:
             raise NotFound(f"query {name} is not registered")
-        return [query_from_row(row) for row in reversed(newest_first)]
+        return [query_rows.query_from_row(row) for row in reversed(newest_first)]
 
     def newest(self) -> list[RegisteredQuery]:
         """The newest version of each query that is not deleted, by name."""
@@ -243,7 +232,7 @@ class Queries:
         if not deleted:
             rows = rows.where(t.queries.c.deleted_at_ms.is_(None))
         with self._transactions.read() as connection:
-            return [query for row in connection.execute(rows) if (query := readable(row)) is not None]
+            return [query for row in connection.execute(rows) if (query := query_rows.readable(row)) is not None]
 
     def running(self) -> dict[QueryRef, bool]:
         """All versions of the queries that are not deleted, and whether they have not ended. Queries that cannot be
@@ -264,7 +253,7 @@ class Queries:
         if not statuses:
             return
         with self._transactions.locked() as connection:
-            live = live_refs(connection)
+            live = query_rows.live_refs(connection)
             rows = [
                 {
                     "name": status.query.name,
@@ -295,7 +284,7 @@ def _rows_of(connection: Connection, name: str) -> Sequence[Row[tuple[object, ..
 
 def _newest(rows: Iterable[Row[tuple[object, ...]]]) -> RegisteredQuery | None:
     left = [row for row in rows if row.deleted_at_ms is None]
-    return query_from_row(max(left, key=lambda row: int(row.version))) if left else None
+    return query_rows.query_from_row(max(left, key=lambda row: int(row.version))) if left else None
 
 
 def _require_expected(name: str, newest: RegisteredQuery | None, change: Change | None) -> None:
@@ -345,17 +334,17 @@ def _windows(
 def _require_room(
     connection: Connection, spec: QuerySpec, rows: Sequence[Row[tuple[object, ...]]], now_ms: int
 ) -> None:
-    if sum(row.deleted_at_ms is None for row in rows) >= MAX_VERSIONS:
+    if sum(row.deleted_at_ms is None for row in rows) >= query_rows.MAX_VERSIONS:
         raise Conflict(
-            f"query {spec.name}: {MAX_VERSIONS} versions of it have answers, which is the limit; a version is forgotten"
-            " when retention.answers has passed since its end. Take another name, or delete the query"
+            f"query {spec.name}: {query_rows.MAX_VERSIONS} versions of it have answers, which is the limit; a version"
+            " is forgotten when retention.answers has passed since its end. Take another name, or delete the query"
         )
-    if count_rows(connection, t.queries) >= MAX_QUERIES:
-        forget_ended(connection, now_ms - FORGET_AFTER_MS)
-    if count_rows(connection, t.queries) >= MAX_QUERIES:
+    if count_rows(connection, t.queries) >= query_rows.MAX_QUERIES:
+        query_rows.forget_ended(connection, now_ms - query_rows.FORGET_AFTER_MS)
+    if count_rows(connection, t.queries) >= query_rows.MAX_QUERIES:
         raise Conflict(
-            f"query {spec.name}: {MAX_QUERIES} versions of queries are registered or were deleted within a day, which"
-            " is the limit"
+            f"query {spec.name}: {query_rows.MAX_QUERIES} versions of queries are registered or were deleted within a"
+            " day, which is the limit"
         )
 
 

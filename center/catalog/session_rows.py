@@ -13,23 +13,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, insert, select, update
 
+from center.catalog import edge_rows
 from center.catalog import schema as t
 from center.catalog.alarms import add_alarm
-from center.catalog.edge_rows import (
-    FIRST_SEQ,
-    MAX_EDGES,
-    NO_PROGRESS,
-    Refusal,
-    forget_incarnations,
-    former_streams,
-    lock_incarnations,
-    other_checksum,
-    record_lost_state,
-    require_new,
-    select_shapes,
-    served_streams,
-    streams_to_json,
-)
 from center.catalog.query_rows import note_older
 from center.catalog.streams import DeclaredStream, require_declared
 from center.catalog.transactions import count_rows, increment_version
@@ -80,9 +66,9 @@ class SessionBatch:
         # All rows at once, and under the lock: the second of two concurrent first Hellos must see the first.
         rows = connection.execute(select(t.edges).where(t.edges.c.edge.in_(edges)))
         self._known: dict[str, Row[Any]] = {row.edge: row for row in rows}
-        self._progress = lock_incarnations(connection, {(s.edge, s.incarnation) for s in starts})
+        self._progress = edge_rows.lock_incarnations(connection, {(s.edge, s.incarnation) for s in starts})
         self._shapes: dict[str, set[EdgeId]] | None = None
-        self._room = MAX_EDGES - count_rows(connection, t.edges) if len(self._known) < len(edges) else 0
+        self._room = edge_rows.MAX_EDGES - count_rows(connection, t.edges) if len(self._known) < len(edges) else 0
         self._changed = False
         self._incarnations: list[dict[str, Any]] = []
         self._new: list[dict[str, Any]] = []
@@ -114,30 +100,30 @@ class SessionBatch:
         if row is not None and row.retired:
             return Retired(f"edge {edge} is retired: an admin of the center can reinstate it")
         if row is None and self._room <= 0:
-            return Conflict(f"edge {edge}: {MAX_EDGES} edges are known, which is the limit")
+            return Conflict(f"edge {edge}: {edge_rows.MAX_EDGES} edges are known, which is the limit")
         progress = self._progress.get((edge, start.incarnation))
         first, awaited, _ = progress or (start.oldest_seq, start.oldest_seq, 0)
         # Another center has acknowledged the first frames, or this center did before its catalog was restored.
-        unknown = row is None and start.oldest_seq > FIRST_SEQ
+        unknown = row is None and start.oldest_seq > edge_rows.FIRST_SEQ
         refused = self._refusal(start, row, progress)
         if refused is not None:
             if isinstance(refused[1], OutdatedState):
                 # No frame will have the records that this process has accepted. The process may never connect again to
                 # state this loss.
-                record_lost_state(connection, edge, start.now_ms)
+                edge_rows.record_lost_state(connection, edge, start.now_ms)
             add_alarm(connection, refused[0], refused[1].message, edge, start.now_ms)
             return refused[1]
         if start.oldest_seq > awaited or unknown:
-            begin = FIRST_SEQ if unknown else awaited
+            begin = edge_rows.FIRST_SEQ if unknown else awaited
             lost = f"edge {edge}: frames {begin} to {start.oldest_seq - 1} of incarnation {start.incarnation} are lost"
             add_alarm(connection, "frames-lost", lost, edge, start.now_ms)
-            record_lost_state(connection, edge, start.now_ms)
+            edge_rows.record_lost_state(connection, edge, start.now_ms)
             note_older(connection, start.now_ms)  # before a frame of this session is indexed
             awaited = start.oldest_seq
         if row is not None and row.incarnation != start.incarnation:
             lost_state = _state_lost(edge, start.incarnation, row.incarnation, progress is not None)
             add_alarm(connection, *lost_state, edge, start.now_ms)
-            record_lost_state(connection, edge, start.now_ms)
+            edge_rows.record_lost_state(connection, edge, start.now_ms)
         self._incarnations.append(
             {
                 "edge": edge,
@@ -153,7 +139,7 @@ class SessionBatch:
 
     def _refusal(
         self, start: SessionStart, row: Row[Any] | None, progress: tuple[int, int, int] | None
-    ) -> Refusal | None:
+    ) -> edge_rows.Refusal | None:
         edge, incarnation = start.edge, start.incarnation
         try:
             require_declared(self._declared, edge, start.streams)
@@ -163,13 +149,13 @@ class SessionBatch:
         except ProtocolError as exc:
             return "columns-differ", exc
         if progress is None and row is not None:
-            refused = forget_incarnations(self._connection, edge, start.now_ms)
-            refused = refused or require_new(self._connection, edge, incarnation, start.oldest_seq)
+            refused = edge_rows.forget_incarnations(self._connection, edge, start.now_ms)
+            refused = refused or edge_rows.require_new(self._connection, edge, incarnation, start.oldest_seq)
             if refused is not None:
                 return refused
         return None if progress is None else self._outdated(start, row, *progress[1:])
 
-    def _outdated(self, start: SessionStart, row: Row[Any] | None, awaited: int, run: int) -> Refusal | None:
+    def _outdated(self, start: SessionStart, row: Row[Any] | None, awaited: int, run: int) -> edge_rows.Refusal | None:
         """Refuses an edge that runs on a copy of its state, or on an older state than the center has seen.
 
         Args:
@@ -197,7 +183,9 @@ class SessionBatch:
                         " an older copy of the state was restored"
                     )
         checksums = {seq: crc32c for seq, crc32c in state.checksums.items() if seq < awaited}
-        seq = other_checksum(self._connection, start.edge, start.incarnation, checksums) if checksums else None
+        seq = (
+            edge_rows.other_checksum(self._connection, start.edge, start.incarnation, checksums) if checksums else None
+        )
         if seq is not None:
             return "id-in-use-twice", OutdatedState(
                 f"{who}: frame {seq} differs from the frame that the center has: two agents run from copies of one"
@@ -208,13 +196,13 @@ class SessionBatch:
     def _others(self, edge: EdgeId) -> list[tuple[EdgeId, tuple[StreamRecord, ...]]]:
         """Returns, for each distinct list of streams that other edges serve, one of these edges with the list."""
         if self._shapes is None:
-            self._shapes = select_shapes(self._connection)
+            self._shapes = edge_rows.select_shapes(self._connection)
         shapes = self._shapes.items()
-        return [(min(edges - {edge}), served_streams(text)[0]) for text, edges in shapes if edges != {edge}]
+        return [(min(edges - {edge}), edge_rows.served_streams(text)[0]) for text, edges in shapes if edges != {edge}]
 
     def _add_edge(self, start: SessionStart, row: Row[Any] | None) -> None:
         """Adds the edge's row to the rows to write. A new incarnation resets the values that heartbeats report."""
-        streams = streams_to_json(start.streams)
+        streams = edge_rows.streams_to_json(start.streams)
         values: dict[str, Any] = {
             "incarnation": start.incarnation,
             "labels": dict(start.labels),
@@ -223,7 +211,7 @@ class SessionBatch:
             "session": start.session,
             "gateway": start.gateway,
         }
-        reset = {"progress": NO_PROGRESS, "backlog_bytes": 0}
+        reset = {"progress": edge_rows.NO_PROGRESS, "backlog_bytes": 0}
         if row is None:
             link = {"bandwidth_bytes_s": 0.0, "rtt_ms": 0.0, "clock_offset_ms": 0.0}
             values |= {"streams": streams, "first_seen_ms": start.now_ms, "retired": False, **reset, **link}
@@ -232,7 +220,7 @@ class SessionBatch:
             if self._shapes is not None:
                 self._shapes.setdefault(json.dumps(streams), set()).add(start.edge)
             return
-        streams += former_streams(row.streams, {s.name for s in start.streams}, start.access)
+        streams += edge_rows.former_streams(row.streams, {s.name for s in start.streams}, start.access)
         values |= {"this": start.edge, "streams": streams}
         if row.incarnation == start.incarnation:
             self._again.append(values)

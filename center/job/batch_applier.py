@@ -10,22 +10,22 @@ import contextlib
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from center.budgets.processing_delay import ProcessingDelays
-from center.catalog import Catalog, SetAside
+from center.catalog import SetAside
 from center.early import RATES_EVERY_MS
 from center.job.function_rates import StoredRates
+from center.job.job_parts import JobParts
 from center.job.ledger_writer import FOR_EVER_MS, MAX_ALARMS, LedgerWriter
 from center.job.loop_core import QueryFault, Run, positions_of
-from center.job.merge import MAX_REASON_BYTES, PartMerged, SkipKind, Skipped, as_reason
-from center.job.metrics import JobMetrics
+from center.job.merge import MAX_REASON_BYTES, Frame, PartMerged, SkipKind, Skipped, as_reason
 from center.ledger import FRAMES, Emission, FrameSummary, QueryTooLarge, state_refusal
 from center.storage.delta_segments import Delta
-from center.storage.frame_facts import FrameFacts
+from center.storage.frame_facts import read_facts
 from center.storage.frame_log import FrameEntry, FrameLog
 from edgewater.base.errors import Conflict, EdgewaterError, NotFound, StorageError, named
 from edgewater.base.streams import MIN_TIME_MS, EdgeId
@@ -100,17 +100,15 @@ class Times:
 
 _Applied = tuple[tuple[FrameSummary, ...], list[Emission]]
 """The frames of one transaction, and its answers."""
-Facts = Mapping[str, Mapping[int, FrameFacts]]
-"""By query key and position."""
+Facts = Mapping[str, Mapping[int, bytes]]
+"""By query key and position (`center.storage.frame_facts`)."""
 
 
-def to_batch(
-    positions: Iterable[tuple[str, int]], deltas: Iterable[Delta], skipped: Iterable[Skipped], facts: Facts
-) -> Batch:
+def to_batch(frames: Iterable[Frame], deltas: Iterable[Delta], skipped: Iterable[Skipped], facts: Facts) -> Batch:
     """Joins deltas and the facts of their frames, for the store. Pure.
 
     Args:
-        positions: query key and position of each frame, ordered by position within a query.
+        frames: ordered by position within a query.
         skipped: why a frame, or a partial of a frame, is not among `deltas`.
 
     Raises:
@@ -118,16 +116,14 @@ def to_batch(
     """
     skipped = tuple(skipped)
     unusable = {(skip.key, skip.position) for skip in skipped if skip.kind is not SkipKind.REFUSED}
-    refs: dict[str, QueryRef] = {}
     summaries: list[FrameSummary] = []
     through: dict[str, int] = {}
-    for key, position in positions:
-        ref, of_query = refs.setdefault(key, query_from_key(key)), facts.get(key, {})
-        through[key] = position
-        if position not in of_query:
-            raise StorageError(f"query {key}: the frame at {position} is no longer in the index")
-        frame = of_query[position]
-        summaries.append(_summary(ref, frame, _LOST if (key, position) in unusable else frame.body()))
+    for key, entry in frames:
+        through[key] = entry.position
+        if (encoded := facts.get(key, {}).get(entry.position)) is None:
+            raise StorageError(f"query {key}: the frame at {entry.position} is no longer in the index")
+        body = _LOST if (key, entry.position) in unusable else read_facts(encoded)
+        summaries.append(_summary(entry, body))
     for skip in skipped:
         if skip.kind is SkipKind.REFUSED:
             state_refusal(summaries, query_from_key(skip.key), skip.slice_start_ms, skip.position)
@@ -138,17 +134,17 @@ _LOST = FrameBody(MIN_TIME_MS, losses=(InputLoss(FRAMES, LossReason.FRAME_DAMAGE
 """Stands for the body of an unusable frame: lost input of its edge. So no answer counts the edge as complete."""
 
 
-def _summary(query: QueryRef, facts: FrameFacts, body: FrameBody) -> FrameSummary:
+def _summary(entry: FrameEntry, body: FrameBody) -> FrameSummary:
     return FrameSummary(
-        query=query,
-        position=facts.position,
-        edge=facts.edge,
+        query=entry.query,
+        position=entry.position,
+        edge=entry.edge,
         through_ms=body.through_ms,
         closes=body.closes,
         touched=tuple(p.slice_start_ms for p in body.partials),
-        wire_bytes=facts.wire_bytes,
-        received_at_ms=facts.received_at_ms,
-        incarnation=facts.incarnation,
+        wire_bytes=entry.wire_bytes,
+        received_at_ms=entry.received_at_ms,
+        incarnation=entry.incarnation,
         since_ms=body.since_ms,
         arrivals=body.arrivals,
         losses=body.losses,
@@ -163,24 +159,13 @@ class BatchApplier:
     Args:
         writer: shared with the deadline thread.
         log_dir: the frame log, from which quarantined frames are copied.
-        now_ms: wall clock, ms.
     """
 
-    def __init__(
-        self,
-        writer: LedgerWriter,
-        catalog: Catalog,
-        metrics: JobMetrics,
-        log_dir: str | Path,
-        *,
-        now_ms: Callable[[], int],
-    ) -> None:
+    def __init__(self, writer: LedgerWriter, shared: JobParts, log_dir: str | Path) -> None:
         self.writer = writer
-        self._catalog = catalog
-        self._metrics = metrics
-        self._now_ms = now_ms
+        self._catalog, self._metrics, self._now_ms = shared.catalog, shared.metrics, shared.now_ms
         self._delays = ProcessingDelays(writer.margin)
-        self._rates = StoredRates(catalog, metrics)
+        self._rates = StoredRates(shared)
         self._rates_at_ms = 0
         self._log = FrameLog(log_dir)
         self._set_aside: dict[str, SetAside] = {}
@@ -252,12 +237,12 @@ class BatchApplier:
     def _apply(self, run: Run, outcomes: Sequence[PartMerged], facts: Facts) -> _Applied:
         keys = run.through.keys()
         batch = to_batch(
-            ((key, entry.position) for key, entry in run.frames),
+            run.frames,
             (d for outcome in outcomes for d in outcome.deltas if d.query in keys),
             (s for outcome in outcomes for s in outcome.skipped if s.key in keys),
             facts,
         )
-        self._raise_alarms(batch.skipped, facts)
+        self._raise_alarms(batch.skipped, run)
         self._report_losses(batch.summaries)
         self._metrics.rows.inc(len(batch.deltas))
         return batch.summaries, self.writer.apply(batch.deltas, batch.summaries, run.through)
@@ -385,12 +370,12 @@ class BatchApplier:
                 self._metrics.losses.labels(loss.reason if loss.reason in REASONS else "other").inc()
         self._add_alarms(stated)
 
-    def _raise_alarms(self, skipped: Iterable[Skipped], facts: Facts) -> None:
+    def _raise_alarms(self, skipped: Iterable[Skipped], run: Run) -> None:
         """Counts skipped frames and partials, and adds alarms.
 
         This precedes the batch: after a crash alarms come twice rather than never.
         """
-        raised: list[_Alarm] = []
+        raised, edges = list[_Alarm](), {(key, entry.position): entry.edge for key, entry in run.frames}
         for skip in skipped:
             if skip.kind is SkipKind.QUARANTINED:
                 continue  # `Catalog.quarantine.add_frame` has added an alarm
@@ -398,7 +383,7 @@ class BatchApplier:
             if skip.kind is SkipKind.REFUSED:
                 where += f", slice {skip.slice_start_ms}"
             self._metrics.skipped.labels(skip.kind).inc()
-            edge = facts[skip.key][skip.position].edge
+            edge = edges[skip.key, skip.position]
             raised.append(_Alarm(skip.kind, edge, skip.key, f"{where}: {skip.reason}"))
         self._add_alarms(raised)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from center.job.metrics import JobMetrics
-from center.results import ResultStore
+from center.job.job_parts import JobParts
 from edgewater.base.errors import StorageError
 
 MAX_UNAPPLIED_BYTES = 2 << 30
@@ -24,14 +23,9 @@ class DeltaSweep:
     """
 
     def __init__(
-        self,
-        store: ResultStore,
-        metrics: JobMetrics,
-        *,
-        every_ms: int = SWEEP_EVERY_MS,
-        most_bytes: int = MAX_UNAPPLIED_BYTES,
+        self, shared: JobParts, *, every_ms: int = SWEEP_EVERY_MS, most_bytes: int = MAX_UNAPPLIED_BYTES
     ) -> None:
-        self._store, self._metrics, self._every_ms, self._most_bytes = store, metrics, every_ms, most_bytes
+        self._shared, self._every_ms, self._most_bytes = shared, every_ms, most_bytes
         self._ran_at_ms: int | None = None
         self._unapplied_bytes = 0
 
@@ -43,7 +37,7 @@ class DeltaSweep:
         """
         if self._ran_at_ms is not None and abs(now_ms - self._ran_at_ms) < self._every_ms and not self.is_full:
             return
-        self._ran_at_ms, store = now_ms, self._store
+        self._ran_at_ms, store = now_ms, self._shared.store
         files = store.segments.files()  # before the rows: what is named later is in flight now
         if not files and not self._unapplied_bytes:
             return
@@ -60,7 +54,7 @@ class DeltaSweep:
 
     def _note(self, unapplied_bytes: int) -> None:
         self._unapplied_bytes = unapplied_bytes
-        self._metrics.unapplied_bytes.set(unapplied_bytes)
+        self._shared.metrics.unapplied_bytes.set(unapplied_bytes)
 
     @property
     def is_full(self) -> bool:
@@ -72,5 +66,5 @@ class DeltaSweep:
         if self.is_full:
             has, most = (f"{size >> 20} MiB" for size in (self._unapplied_bytes, self._most_bytes))
             raise StorageError(
-                f"{self._store.segments.root}: results of {has} are not applied; expected at most {most}"
+                f"{self._shared.store.segments.root}: results of {has} are not applied; expected at most {most}"
             )

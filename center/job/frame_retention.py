@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from center.catalog import Catalog
-from center.results import ResultStore
+from center.job.job_parts import JobParts
 from center.results.store_pair import advance_mark
 from center.storage.frame_log import FrameLog
 from center.storage.query_partition import ALL_QUERIES, QueryPartition
@@ -22,11 +21,8 @@ class FrameRetention:
         every_ms: least time between two runs.
     """
 
-    def __init__(
-        self, catalog: Catalog, store: ResultStore, log: FrameLog, *, keep_ms: int = 0, every_ms: int = 10_000
-    ) -> None:
-        self._catalog = catalog
-        self._store = store
+    def __init__(self, shared: JobParts, log: FrameLog, *, keep_ms: int = 0, every_ms: int = 10_000) -> None:
+        self._shared = shared
         self._log = log
         self._keep_ms = keep_ms
         self._every_ms = every_ms
@@ -42,18 +38,18 @@ class FrameRetention:
         if self._ran_at_ms is not None and abs(now_ms - self._ran_at_ms) < self._every_ms:
             return []
         self._ran_at_ms = now_ms
-        consumed = {key: position for key, position in self._store.consumed().items() if key in partition}
+        consumed = {key: position for key, position in self._shared.store.consumed().items() if key in partition}
         if consumed != self._marked:
-            advance_mark(self._catalog, self._store)
+            advance_mark(self._shared.catalog, self._shared.store)
             self._marked = consumed
         through = {key: self._expired(key, position, now_ms) for key, position in consumed.items()}
         through = {key: position for key, position in through.items() if position > self._dropped.get(key, 0)}
         if not through:
             return []
-        removed = self._catalog.frames.drop(through)
+        removed = self._shared.catalog.frames.drop(through)
         for segment in removed:
             self._log.remove(segment)
-        self._catalog.frames.forget_segments(removed)
+        self._shared.catalog.frames.forget_segments(removed)
         self._dropped |= through
         return removed
 
@@ -65,5 +61,5 @@ class FrameRetention:
         return bisect_right(positions, now_ms - self._keep_ms, key=lambda position: self._arrival_ms(key, position))
 
     def _arrival_ms(self, key: str, position: int) -> int:
-        entries = self._catalog.frames.entries(key, position - 1, position)
+        entries = self._shared.catalog.frames.entries(key, position - 1, position)
         return entries[0].received_at_ms if entries else 0

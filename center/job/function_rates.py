@@ -12,13 +12,12 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from center.catalog import Catalog
 from center.early import plan_rate, rates_differ
+from center.job.job_parts import JobParts
 from center.job.ledger_writer import LedgerWriter
-from center.job.metrics import JobMetrics
-from center.results import AnswerRecord, ResultStore
+from center.results import AnswerRecord
 from center.serving.function_values import SEED, function_confidence
-from center.storage.progress import DriverProgress, NoProgress, Track
+from center.storage.progress import Track
 from edgewater.base.errors import EdgewaterError, StorageError
 from edgewater.base.streams import EdgeId
 from edgewater.model.query import QuerySpec
@@ -79,16 +78,16 @@ def needed_rates(aggregate: GroupedAggregate, spec: QuerySpec) -> Iterable[float
 class StoredRates:
     """Sampling rates in the catalog, from which gateways send them to edges."""
 
-    def __init__(self, catalog: Catalog, metrics: JobMetrics) -> None:
-        self._catalog, self._metrics = catalog, metrics
+    def __init__(self, shared: JobParts) -> None:
+        self._shared = shared
         self._stored: dict[QueryRef, dict[EdgeId, float]] = {}
 
     def store(self, ref: QueryRef, rates: dict[EdgeId, float]) -> None:
         """Stores the rates that a query needs, by edge, if they differ enough. Raises StorageError."""
         for edge, rate in rates.items():
-            self._metrics.needed_rate.labels(ref.name, edge).set(rate)
+            self._shared.metrics.needed_rate.labels(ref.name, edge).set(rate)
         if rates_differ(self._stored.get(ref, {}), rates):
-            self._catalog.budgets.record_sampling_rates(ref, rates)
+            self._shared.catalog.budgets.record_sampling_rates(ref, rates)
             self._stored[ref] = rates
 
     def forget(self, ref: QueryRef) -> None:
@@ -101,17 +100,10 @@ class FunctionRatePlanner:
     After a restart each query keeps its stored rate until a new window needs another rate.
     """
 
-    def __init__(
-        self,
-        writer: LedgerWriter,
-        store: ResultStore,
-        catalog: Catalog,
-        metrics: JobMetrics,
-        progress: DriverProgress = NoProgress(),  # noqa: B008
-    ) -> None:
-        self._writer, self._store, self._progress = writer, store, progress
+    def __init__(self, writer: LedgerWriter, shared: JobParts) -> None:
+        self._writer, self._shared = writer, shared
         self._rates: dict[QueryRef, FunctionRates] = {}
-        self._stored = StoredRates(catalog, metrics)
+        self._stored = StoredRates(shared)
         self._checked: dict[QueryRef, int] = {}  # last answer id of the store when the query was checked
 
     def run(self, stop: threading.Event, leads: threading.Event) -> None:
@@ -134,13 +126,13 @@ class FunctionRatePlanner:
                 state.pop(ref, None)
         if not queries:
             return
-        newest = self._store.last_answer_id()
+        newest = self._shared.store.last_answer_id()
         for ref, (spec, edges) in queries.items():
             # With several measures a sample would distort the other measures. Reading an answer loads all its rows, so
             # it is read only if the store has changed.
             if len(spec.measures) > 1 or self._checked.get(ref) == newest:
                 continue
-            self._progress.enter(Track.FUNCTIONS, query_key(ref))
+            self._shared.progress.enter(Track.FUNCTIONS, query_key(ref))
             try:
                 self._update_query(ref, spec, edges)
                 self._checked[ref] = newest
@@ -149,11 +141,11 @@ class FunctionRatePlanner:
             except Exception:  # a user's function, or damaged bytes: the other queries must get their rates
                 log.exception("query %s: the sampling rate of its function is not updated", query_key(ref))
             finally:
-                self._progress.step(Track.FUNCTIONS)
+                self._shared.progress.step(Track.FUNCTIONS)
 
     def _update_query(self, ref: QueryRef, spec: QuerySpec, edges: tuple[EdgeId, ...]) -> None:
         plan = self._rates.setdefault(ref, FunctionRates())
-        record = self._store.latest(ref)
+        record = self._shared.store.latest(ref)
         if record is None or plan.has_seen(record):
             return
         plan.add(record, spec)

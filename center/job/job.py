@@ -28,6 +28,7 @@ from center.job.batch_applier import BatchApplier, reason_of
 from center.job.delta_sweep import DeltaSweep
 from center.job.frame_retention import FrameRetention
 from center.job.function_rates import FunctionRatePlanner
+from center.job.job_parts import JobParts
 from center.job.leadership import Leadership
 from center.job.ledger_writer import DeadlineLoop, LedgerWriter
 from center.job.loop_core import Released, Woken
@@ -104,30 +105,16 @@ class Job:
         require_pair(self._catalog, self._store, secrets.randbits(62) | 1)
         self._progress = DriverProgress(config.progress_dir)
         self._answers = Waker(self._wakes, Topic.ANSWERS)
-        self._writer = LedgerWriter(
-            Ledger(),
-            self._store,
-            self._catalog,
-            self.metrics,
-            now_ms=clock,
-            monotonic=time.monotonic,
-            progress=self._progress,
-            answered=self._answers.wake,
-        )
-        self.applier = BatchApplier(self._writer, self._catalog, self.metrics, config.log_dir, now_ms=clock)
+        self._shared = shared = JobParts(self._catalog, self._store, self.metrics, clock, self._progress)
+        self._writer = LedgerWriter(Ledger(), shared, monotonic=time.monotonic, answered=self._answers.wake)
+        self.applier = BatchApplier(self._writer, shared, config.log_dir)
         self._stopping = threading.Event()
         self.leadership = Leadership(
-            self._store,
-            self.metrics,
-            now_ms=clock,
-            monotonic=time.monotonic,
-            began=self._begin_term,
-            lease_ms=spark.lease_ms,
-            drivers=spark.drivers,
+            shared, monotonic=time.monotonic, began=self._begin_term, lease_ms=spark.lease_ms, drivers=spark.drivers
         )
         self.metrics.drivers.set(spark.drivers)
         self._deadlines = DeadlineLoop(self._writer, self.metrics, self._stopping, self.leadership.leads)
-        self._functions = FunctionRatePlanner(self._writer, self._store, self._catalog, self.metrics, self._progress)
+        self._functions = FunctionRatePlanner(self._writer, shared)
         self._threads: list[threading.Thread] = []
         self._spark_problem, self._executors_problem = "Spark is starting", ""
         self._is_read = False
@@ -216,17 +203,16 @@ class Job:
 
     def loop_over(self, merger: Merger) -> MergeLoop:
         """Returns the loop of this driver."""
-        config, catalog, store = self._config, self._catalog, self._store
-        keep_ms = config.retention.frames_ms
-        retention = FrameRetention(catalog, store, FrameLog(config.log_dir), keep_ms=keep_ms)
+        config, store = self._config, self._store
+        retention = FrameRetention(self._shared, FrameLog(config.log_dir), keep_ms=config.retention.frames_ms)
         planner = FramePlanner(
-            catalog, self._writer.consumed, self._limits, time.monotonic, partition=lambda: store.partition
+            self._catalog, self._writer.consumed, self._limits, time.monotonic, partition=lambda: store.partition
         )
 
         def drop_applied() -> None:
             retention.run(self._clock(), store.partition)
 
-        sweep = DeltaSweep(store, self.metrics)
+        sweep = DeltaSweep(self._shared)
         loop = MergeLoop(planner, self.applier, merger, self._session.cores, drop_applied, sweep, now_ms=self._clock)
         self._writer.on_awaited = loop.want_answers
         return loop

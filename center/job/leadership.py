@@ -16,8 +16,8 @@ import uuid
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from center.job.metrics import JobMetrics
-from center.results import Lease, LeaseLost, ResultStore
+from center.job.job_parts import JobParts
+from center.results import Lease, LeaseLost
 from center.storage.query_partition import QueryPartition
 from edgewater.base.errors import StorageError
 from edgewater.runtime.tasks import Tasks
@@ -127,10 +127,8 @@ class Leadership:
 
     def __init__(
         self,
-        store: ResultStore,
-        metrics: JobMetrics,
+        shared: JobParts,
         *,
-        now_ms: Callable[[], int],
         monotonic: Callable[[], float],
         lease_ms: int,
         began: Callable[[], None] = lambda: None,
@@ -143,8 +141,9 @@ class Leadership:
         self.leads = threading.Event()
         self.leader = self._failure = ""
         self._renewed_s = 0.0
-        self._store, self._metrics, self._stopping = store, metrics, threading.Event()
-        self._now_ms, self._monotonic, self._began, self._lease_ms = now_ms, monotonic, began, lease_ms
+        self._store, self._metrics, self._now_ms = shared.store, shared.metrics, shared.now_ms
+        self._stopping = threading.Event()
+        self._monotonic, self._began, self._lease_ms = monotonic, began, lease_ms
         self._watches: dict[QueryPartition, LeaseWatch] = {}
 
     @property

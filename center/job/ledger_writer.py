@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from center.catalog import Catalog
+from center.job.job_parts import JobParts
 from center.job.metrics import JobMetrics
 from center.ledger import (
     ClockStepped,
@@ -21,9 +21,9 @@ from center.ledger import (
     QueryRegistered,
     QueryTooLarge,
 )
-from center.results import AnswersCostly, LeaseLost, ResultStore
+from center.results import AnswersCostly, LeaseLost
 from center.storage.delta_segments import Delta, SliceSpan, SpanMerge, SpanPart
-from center.storage.progress import DriverProgress, NoProgress, Track
+from center.storage.progress import Track
 from edgewater.answers import Phase
 from edgewater.answers.statement import STALENESS
 from edgewater.base.errors import StorageError
@@ -57,9 +57,7 @@ class LedgerWriter:
     """The only writer of the ledger. Any thread may call its methods.
 
     Args:
-        now_ms: wall clock, ms; the time of answers.
         monotonic: clock in seconds that nobody sets, which shows steps of the wall clock; None if there is none.
-        progress: where it notes the query that it works on.
         answered: called after the commit of answers.
 
     Attributes:
@@ -69,23 +67,17 @@ class LedgerWriter:
     def __init__(
         self,
         ledger: Ledger,
-        store: ResultStore,
-        catalog: Catalog,
-        metrics: JobMetrics,
+        shared: JobParts,
         *,
-        now_ms: Callable[[], int],
         monotonic: Callable[[], float] | None = None,
-        progress: DriverProgress = NoProgress(),  # noqa: B008
         answered: Callable[[], object] = lambda: None,
     ) -> None:
-        ledger.on_query = lambda ref: progress.enter(Track.LEDGER, query_key(ref))
-        self._progress, self._answered, self.margin = progress, answered, ledger.margin
-        self._ledger = ledger
-        self._store = store
-        self._catalog = catalog
+        ledger.on_query = lambda ref: shared.progress.enter(Track.LEDGER, query_key(ref))
+        self._ledger, self._answered, self.margin = ledger, answered, ledger.margin
+        self._store, self._catalog, self._metrics = shared.store, shared.catalog, shared.metrics
+        self._now_ms, self._progress = shared.now_ms, shared.progress
         self._acknowledged: int | None = None  # the catalog's version whose events are applied
-        self._metrics = metrics
-        self._now_ms, self._monotonic = now_ms, monotonic
+        self._monotonic = monotonic
         self._read: tuple[int, float] | None = None
         self._lock = threading.Lock()
         self._changed = threading.Event()

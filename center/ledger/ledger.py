@@ -11,21 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from center.budgets.processing_delay import AnswerMargin
+from center.ledger import events
 from center.ledger.answer_work import EventWork
 from center.ledger.early_answers import EarlyAnswerBook
-from center.ledger.events import (
-    ClockStepped,
-    EdgesChanged,
-    Emission,
-    FramesMerged,
-    FrameSummary,
-    LedgerEvent,
-    QueryDeleted,
-    QueryFailed,
-    QueryRegistered,
-    SlicesRefused,
-    TimeAdvanced,
-)
 from center.ledger.late_history import LateHistory
 from center.ledger.session_windows import SessionWindowBook
 from center.ledger.state import QueryState, StateEntry
@@ -71,7 +59,7 @@ class Ledger:
         self.revisions_after = 0
         self._ahead_ms = 0
 
-    def handle(self, event: LedgerEvent) -> list[Emission]:
+    def handle(self, event: events.LedgerEvent) -> list[events.Emission]:
         """Applies an event, and returns the answers to write now, ordered by query and window.
 
         Raises:
@@ -81,22 +69,22 @@ class Ledger:
         """
         assert not self._is_stale, "a transaction has failed: load the ledger first"
         match event:
-            case QueryRegistered(query):
+            case events.QueryRegistered(query):
                 self._register(query)
-            case QueryDeleted(ref):
+            case events.QueryDeleted(ref):
                 self._delete(ref)
-            case EdgesChanged(edges):
+            case events.EdgesChanged(edges):
                 self._change_edges(edges)
-            case FramesMerged(frames, now_ms):
+            case events.FramesMerged(frames, now_ms):
                 return self._apply_frames(frames, now_ms)
-            case SlicesRefused(ref, slice_starts):
+            case events.SlicesRefused(ref, slice_starts):
                 if not self.is_deleted(ref):
                     self._touch(ref).refuse(slice_starts)
-            case ClockStepped(by_ms):
+            case events.ClockStepped(by_ms):
                 self._ahead_ms = max(0, self._ahead_ms + by_ms)
                 for book in self._books.values():
                     book.ahead_ms = self._ahead_ms
-            case TimeAdvanced(now_ms):
+            case events.TimeAdvanced(now_ms):
                 return self._advance_time(now_ms)
         return []
 
@@ -323,8 +311,8 @@ class Ledger:
                 self._touch(ref).edges_changed(edges)
                 self._pending.add(ref)
 
-    def _apply_frames(self, frames: tuple[FrameSummary, ...], now_ms: int) -> list[Emission]:
-        by_query: dict[QueryRef, list[FrameSummary]] = {}
+    def _apply_frames(self, frames: tuple[events.FrameSummary, ...], now_ms: int) -> list[events.Emission]:
+        by_query: dict[QueryRef, list[events.FrameSummary]] = {}
         for frame in frames:
             if not self.is_deleted(frame.query):
                 by_query.setdefault(frame.query, []).append(frame)
@@ -345,7 +333,7 @@ class Ledger:
             self._note_backlog(ref, book)
         return emissions
 
-    def _advance_time(self, now_ms: int) -> list[Emission]:
+    def _advance_time(self, now_ms: int) -> list[events.Emission]:
         self._paused_until_ms = {ref: until_ms for ref, until_ms in self._paused_until_ms.items() if until_ms > now_ms}
         emissions, work = [], EventWork()
         for ref, book in self._books.items():
@@ -361,7 +349,7 @@ class Ledger:
                     emissions += answers
                     self._note_backlog(ref, book)
             except Exception as exc:
-                raise QueryFailed(ref) from exc
+                raise events.QueryFailed(ref) from exc
         return emissions
 
     def _note_backlog(self, ref: QueryRef, book: WindowBook) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from center.ledger.events import FrameSummary
 from center.ledger.state import QueryState
+from edgewater.answers import UNKNOWN, Amount, Cause, Deviation
 from edgewater.base.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, Delivery, EdgeId, StreamClock
 from edgewater.model.edge_records import EdgeRecord
 from edgewater.model.windows import SlicedWindow
@@ -58,15 +59,42 @@ class Losses:
             return False
         return any(self._edge_lacks_records(edge, span) for edge in state.expected)
 
-    def edges_without_state(self, span: Span) -> tuple[EdgeId, ...]:
-        """Returns the edges that lost their state after a window had begun and before it was final."""
-        return tuple(edge for edge in self._contributors(span) if self._has_lost_state(edge, span))
+    def deviations(self, span: Span, missing: Sequence[EdgeId]) -> tuple[Deviation, ...]:
+        """Returns what a window lacks because of its edges, by cause and edge.
 
-    def edges_that_left(self, span: Span) -> tuple[EdgeId, ...]:
-        """Returns the edges that left after a window had begun and before they had closed it with all its records."""
-        through, end = self.state.through_ms, span[1]
-        left = self._contributors(span)[len(self.state.expected) :]
-        return tuple(e for e in left if through.get(e, MIN_TIME_MS) < end or self._edge_lacks_records(e, span))
+        An edge has left if it left after the window had begun and before it had closed it with all its records. An edge
+        has lost its state if it lost it after the window had begun and before the window was final.
+
+        Args:
+            missing: see `missing_edges`.
+        """
+        state = self.state
+        edges, through, constants = self._contributors(span), state.through_ms, state.constants
+        left = [
+            edge
+            for edge in edges[len(state.expected) :]
+            if through.get(edge, MIN_TIME_MS) < span[1] or self._edge_lacks_records(edge, span)
+        ]
+        lost = [edge for edge in edges if self._has_lost_state(edge, span)]
+        inputs = [(edge, each) for edge in edges for each in state.losses.get(edge, ()) if each.overlaps(*span)]
+        return (
+            *(Deviation(Cause.MISSING, e, lacks=UNKNOWN, only=constants.get(e, {})) for e in missing),
+            *(Deviation(Cause.LEFT, e, lacks=UNKNOWN, only=constants.get(e, {})) for e in left),
+            *(Deviation(Cause.LOST_STATE, e, lacks=UNKNOWN, extra=UNKNOWN, only=constants.get(e, {})) for e in lost),
+            *(
+                Deviation(
+                    Cause.INPUT_LOST,
+                    edge,
+                    loss.source,
+                    loss.reason,
+                    lacks=Amount(0, loss.records),
+                    from_ms=loss.from_ms,
+                    to_ms=loss.to_ms,
+                    only=constants.get(edge, {}),
+                )
+                for edge, loss in inputs
+            ),
+        )
 
     def doubtful_before(self) -> int:
         """Returns an event time. Windows that start at or after it lack no records of an edge that has closed them."""
@@ -77,11 +105,6 @@ class Losses:
         ends += [until + 1 for edge, (_, until) in state.lost_states.items() if edge in state.expected]
         ends += [until + 1 for edge, until in state.left.items() if edge not in state.expected]
         return max(ends)
-
-    def inputs(self, span: Span) -> tuple[tuple[EdgeId, InputLoss], ...]:
-        """Returns the losses that edges have stated and whose records may belong to a window."""
-        by_edge = ((e, loss) for e in self._contributors(span) for loss in self.state.losses.get(e, ()))
-        return tuple((edge, loss) for edge, loss in by_edge if loss.overlaps(*span))
 
     def deliveries(self, span: Span) -> Mapping[str, tuple[Delivery, ...]]:
         """Returns the deliveries of the edges that do not count each record of a window exactly once."""

@@ -162,7 +162,6 @@ class SessionWindowBook(WindowBook):
             self._spec,
             CloseTotals(),
             expected=len(self._state.expected),
-            missing=(),
             staleness_ms=0,
             first_staleness_ms=state.first_staleness_ms or 0,
             session=session,

@@ -37,7 +37,7 @@ from center.ledger.state import QueryState, SealedSlice, SliceState, StateEntry,
 from center.ledger.stored_state import EntryRow, QueryChanges, StoredEdges
 from center.ledger.window_facts import edge_statements, keeps_error, window_facts
 from center.ledger.withheld import CloseTotals
-from edgewater.answers import EdgeStatements, Facts, Phase
+from edgewater.answers import Facts, Phase
 from edgewater.base.streams import MAX_TIME_MS, MIN_TIME_MS, EdgeId, StreamClock
 from edgewater.model.edge_records import EdgeRecord
 from edgewater.model.window_range import ALL_WINDOWS, WindowRange
@@ -476,16 +476,12 @@ class WindowBook(Frontiers, ABC):
             self._spec,
             CloseTotals.union((s.totals for s in states), self._spec),
             expected=len(self._state.expected),
-            missing=missing,
-            lost_state=losses.edges_without_state(span),
-            left=losses.edges_that_left(span),
             staleness_ms=staleness_ms,
             first_staleness_ms=first_staleness_ms,
-            losses=losses.inputs(span),
-            constants=self._state.constants,
+            deviations=losses.deviations(span, missing),
             deliveries=losses.deliveries(span),
             has_data=any(s.has_data for s in states),
-            edges=_edge_statements(self._state, missing, states),
+            edges=edge_statements(self._state, missing, states),
         )
 
     def _close_window(self, start_ms: int) -> None:
@@ -516,23 +512,3 @@ class WindowBook(Frontiers, ABC):
 
     def _due_at(self, start_ms: int) -> int:
         return self._state.running_clock.to_wall_ms(self._end(start_ms)) + (self._due_after_ms or 0)
-
-
-def _edge_statements(state: QueryState, missing: Sequence[EdgeId], slices: Sequence[SliceState]) -> EdgeStatements:
-    """Returns the statements of each edge about a window.
-
-    Args:
-        missing: edges whose records are missing in the window.
-        slices: the window's slices.
-    """
-    by_edge: dict[str, list[CloseTotals]] = {}
-    for each in slices:
-        for edge, totals in each.by_edge.items():
-            by_edge.setdefault(edge, []).append(totals)
-    through, absent, spec = state.through_ms, frozenset(missing), state.query.spec
-    return edge_statements(
-        tuple(e for e in state.expected if e not in absent),
-        {e: through[e] for e in missing if MIN_TIME_MS < through.get(e, MIN_TIME_MS) < MAX_TIME_MS},
-        {e: parts[0] if len(parts) == 1 else CloseTotals.union(parts, spec) for e, parts in sorted(by_edge.items())},
-        {e: state.constants[e] for e in sorted(by_edge) if e in state.constants},
-    )

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from center.ledger.state import QueryState, SliceState
 from center.ledger.withheld import CloseTotals
-from edgewater.answers import (
-    MAX_LISTED_EDGES,
-    UNKNOWN,
-    Amount,
-    Cause,
-    Constants,
-    Deviation,
-    EdgeStatements,
-    Facts,
-    SessionFacts,
-)
+from edgewater.answers import MAX_LISTED_EDGES, Cause, Deviation, EdgeStatements, Facts, SessionFacts
 from edgewater.answers.statement import STALENESS, violations_of_facts
-from edgewater.base.streams import Delivery, EdgeId
+from edgewater.base.streams import MAX_TIME_MS, MIN_TIME_MS, Delivery, EdgeId
 from edgewater.model.query import QuerySpec
-from edgewater.wire import InputLoss
 
-_NO_CONSTANTS: Mapping[str, Constants] = {}
 _NO_DELIVERIES: Mapping[str, tuple[Delivery, ...]] = {}
 _NO_STATEMENTS = EdgeStatements()
 
@@ -31,14 +20,10 @@ def window_facts(
     totals: CloseTotals,
     *,
     expected: int,
-    missing: tuple[str, ...],
     staleness_ms: int,
     first_staleness_ms: int,
-    lost_state: tuple[str, ...] = (),
-    losses: tuple[tuple[EdgeId, InputLoss], ...] = (),
-    constants: Mapping[str, Constants] = _NO_CONSTANTS,
+    deviations: tuple[Deviation, ...] = (),
     deliveries: Mapping[str, tuple[Delivery, ...]] = _NO_DELIVERIES,
-    left: tuple[EdgeId, ...] = (),
     has_data: bool = True,
     edges: EdgeStatements = _NO_STATEMENTS,
     session: SessionFacts | None = None,
@@ -46,40 +31,22 @@ def window_facts(
     """Returns the facts of an answer.
 
     Args:
-        missing: expected edges, sorted, that have not closed the window, or closed it without all its records because
-            they joined too late, lost their state or have lost input.
-        constants: the constants of each edge.
+        deviations: what the window lacks (`Losses.deviations`). It has one for each missing edge and for each that
+            left, and the shares of the edges are computed from these.
         first_staleness_ms: staleness of the window's first answer. Under a combined budget, staleness of the first
             answer that kept the error budget. A staleness budget applies only to this answer.
     """
-    deviations = [Deviation(Cause.MISSING, e, lacks=UNKNOWN, only=constants.get(e, {})) for e in missing]
-    deviations += [Deviation(Cause.LEFT, e, lacks=UNKNOWN, only=constants.get(e, {})) for e in left]
-    deviations += [
-        Deviation(Cause.LOST_STATE, e, lacks=UNKNOWN, extra=UNKNOWN, only=constants.get(e, {})) for e in lost_state
-    ]
-    deviations += [
-        Deviation(
-            Cause.INPUT_LOST,
-            edge,
-            loss.source,
-            loss.reason,
-            lacks=Amount(0, loss.records),
-            from_ms=loss.from_ms,
-            to_ms=loss.to_ms,
-            only=constants.get(edge, {}),
-        )
-        for edge, loss in losses
-    ]
-    reported = expected - len(missing)
+    causes = [each.cause for each in deviations]
+    reported = expected - causes.count(Cause.MISSING)
     return Facts(
         expected,
         reported,
-        reported / (expected + len(left)) if expected else 0.0,
+        reported / (expected + causes.count(Cause.LEFT)) if expected else 0.0,
         totals.observed,
         totals.late,
         staleness_ms,
         first_staleness_ms,
-        tuple(deviations),
+        deviations,
         dict(sorted((totals.withheld or {}).items())),
         tuple(sorted(name for name, signs in (totals.signs or {}).items() if len(signs) > 1)),
         totals.united_rests(spec),
@@ -90,27 +57,32 @@ def window_facts(
     )
 
 
-def edge_statements(
-    closed: tuple[str, ...],
-    closed_until_ms: Mapping[str, int],
-    totals: Mapping[str, CloseTotals],
-    constants: Mapping[str, Constants],
-) -> EdgeStatements:
+def edge_statements(state: QueryState, missing: Sequence[EdgeId], slices: Sequence[SliceState]) -> EdgeStatements:
     """Returns what each edge has stated about a window; see `EdgeStatements`.
 
     Args:
-        totals: totals by edge, sorted, of the edges whose closes state late or withheld records.
-        constants: constants of the edges in `totals`.
+        missing: edges whose records are missing in the window.
+        slices: the window's slices.
     """
+    by_edge: dict[str, list[CloseTotals]] = {}
+    for each in slices:
+        for edge, part in each.by_edge.items():
+            by_edge.setdefault(edge, []).append(part)
+    through, absent, spec = state.through_ms, frozenset(missing), state.query.spec
+    closed = tuple(edge for edge in state.expected if edge not in absent)
+    until: dict[str, int] = {e: through[e] for e in missing if MIN_TIME_MS < through.get(e, MIN_TIME_MS) < MAX_TIME_MS}
+    totals = {
+        e: parts[0] if len(parts) == 1 else CloseTotals.union(parts, spec) for e, parts in sorted(by_edge.items())
+    }
     withheld = {edge: dict(sorted(t.withheld.items())) for edge, t in totals.items() if t.withheld}
     late = {edge: t.late for edge, t in totals.items() if t.late}
     few = MAX_LISTED_EDGES
     return EdgeStatements(
         closed if len(closed) <= few else None,
-        closed_until_ms if len(closed_until_ms) <= few else None,
+        until if len(until) <= few else None,
         late if len(late) <= few else None,
         withheld if len(withheld) <= few else None,
-        {edge: constants[edge] for edge in withheld if edge in constants} if len(withheld) <= few else {},
+        {e: state.constants[e] for e in withheld if e in state.constants} if len(withheld) <= few else {},
     )
 
 

@@ -17,7 +17,7 @@ from center.api.models import QuarantinedFrame, SetAsideQuery, frame_json, set_a
 from center.catalog import Catalog
 from center.config import CenterConfig
 from center.results import ResultStore
-from center.storage.frame_facts import FrameFacts
+from center.storage.frame_facts import read_facts
 from center.storage.frame_log import FrameLog
 from edgewater.base.errors import Conflict, InvalidConfig
 from edgewater.runtime.clock import now_ms
@@ -117,9 +117,9 @@ class QuarantineDesk:
                 self._catalog.frames.forget_segments([segment])
 
 
-def _contents(facts: FrameFacts) -> dict[str, int | None]:
+def _contents(facts: bytes) -> dict[str, int | None]:
     """Returns the contents of a frame except for its partials, as numbers."""
-    body = facts.body()
+    body = read_facts(facts)
     return {
         "through_ms": body.through_ms,
         "since_ms": body.since_ms,

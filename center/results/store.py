@@ -11,9 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
-from sqlalchemy import Connection, Select, delete, insert, select, update
+from sqlalchemy import Connection, delete, insert, select, update
 
 from center.ledger import (
     AT_ONCE_MS,
@@ -31,38 +30,15 @@ from center.ledger import (
 )
 from center.results import lease as leases
 from center.results import schema as t
+from center.results import writes
 from center.results.answers import AnswerReader
 from center.results.corrections import lock_corrected, next_correction, state_earlier_late_records, write_corrections
 from center.results.lease import Lease, LeaseLost
-from center.results.writes import (
-    COSTLY_MS,
-    MAX_ANSWER_BYTES,
-    TRIMMED,
-    AnswersCostly,
-    DeltasRefused,
-    Merging,
-    RefusedDelta,
-    add_deltas,
-    add_shipped,
-    applicable,
-    drop_answers,
-    drop_deltas,
-    misshapen,
-    named_segments,
-    read_counter,
-    read_span,
-    replace_deltas,
-    set_consumed,
-    split_spent,
-    weigh,
-    without,
-    write_answers,
-    write_ledger,
-)
 from center.storage.database import (
     open_engine,
     read_transaction,
     require_store_format,
+    rows_among,
     schema_transaction,
     write_transaction,
 )
@@ -80,7 +56,6 @@ REVISIONS = "revisions"
 """The counter that each new answer's revision exceeds. It is set when the store is restored."""
 STEP, DRIVERS = "step", "drivers"
 """Counters: each partition has the first two; the last one is the number of partitions."""
-_KEYS_AT_ONCE = 500  # limit: bound parameters of a statement
 MAX_OPEN_WINDOWS = 500_000
 """Maximum windows of a query that are not final. They are in the job's memory."""
 
@@ -118,25 +93,25 @@ class ResultStore(AnswerReader):
     def __init__(
         self,
         url: str,
-        max_answer_bytes: int = MAX_ANSWER_BYTES,
+        max_answer_bytes: int = writes.MAX_ANSWER_BYTES,
         *,
-        costly_ms: float = COSTLY_MS,
+        costly_ms: float = writes.COSTLY_MS,
         segments: DeltaSegments = DeltaSegments(None),  # noqa: B008
     ) -> None:
         super().__init__(open_engine(url))
-        self.segments, self._merging = segments, Merging(segments, max_answer_bytes, costly_ms)
+        self.segments, self._merging = segments, writes.Merging(segments, max_answer_bytes, costly_ms)
         self._merges: dict[SliceSpan, SpanMerge] = {}
         self._crowded: list[SliceSpan] = []
         self._term = _Term()
         # The term and the step of the ledger in memory. None: load the ledger before its next use.
         self._loaded: tuple[_Term, int] | None = None
         self.correct_at_ms: int | None = None
-        self._refused: list[RefusedDelta] = []
+        self._refused: list[writes.RefusedDelta] = []
         with schema_transaction(self._engine, t.metadata) as connection:
             counters: dict[str, int] = dict(connection.execute(select(t.counters.c.name, t.counters.c.value)).all())
             if require_store_format(connection, "results", FORMAT, is_new=not counters, oldest=1) == 1:
                 leases.migrate(connection)
-            for name, value in (("answer", 0), (DRIVERS, 1), (REVISIONS, 0), (TRIMMED, 0)):
+            for name, value in (("answer", 0), (DRIVERS, 1), (REVISIONS, 0), (writes.TRIMMED, 0)):
                 if name not in counters:
                     connection.execute(insert(t.counters).values(name=name, value=value))
             if "late" in counters:
@@ -151,7 +126,7 @@ class ResultStore(AnswerReader):
     def leases(self) -> dict[QueryPartition, Lease]:
         """Returns the present lease of each partition."""
         with read_transaction(self._engine) as connection:
-            partitions = QueryPartition.all(read_counter(connection, DRIVERS))
+            partitions = QueryPartition.all(writes.read_counter(connection, DRIVERS))
             return {partition: leases.read(connection, partition) for partition in partitions}
 
     def lease(self, partition: QueryPartition = ALL_QUERIES) -> Lease:
@@ -203,8 +178,8 @@ class ResultStore(AnswerReader):
         partition.
         """
         with read_transaction(self._engine) as connection:
-            partitions = {p.directory for p in QueryPartition.all(read_counter(connection, DRIVERS))}
-            named = named_segments(connection)
+            partitions = {p.directory for p in QueryPartition.all(writes.read_counter(connection, DRIVERS))}
+            named = writes.named_segments(connection)
         merges = [merge.data for merge in list(self._merges.values())]
         return named | {data.segment for data in merges if isinstance(data, SegmentRange)}, partitions
 
@@ -235,7 +210,8 @@ class ResultStore(AnswerReader):
         term, queries = self._term, t.ledger_queries.c
         with read_transaction(self._engine) as connection:
             correct_at_ms = next_correction(connection, term.partition)
-            step, revisions_after = read_counter(connection, term.partition.name(STEP)), restored_at_ms(connection)
+            step = writes.read_counter(connection, term.partition.name(STEP))
+            revisions_after = restored_at_ms(connection)
             keys = [key for key in connection.scalars(select(queries.query)) if key in term.partition]
             snapshots = _snapshots(connection, keys)
         ledger.load(snapshots, revisions_after)
@@ -246,7 +222,7 @@ class ResultStore(AnswerReader):
         term, refs = self._loaded, list(transaction.touched)
         if term is not None and term[0] is self._term and not transaction.has_deleted:
             with read_transaction(self._engine) as connection:
-                is_at_step = read_counter(connection, self._term.partition.name(STEP)) == term[1]
+                is_at_step = writes.read_counter(connection, self._term.partition.name(STEP)) == term[1]
                 snapshots = _snapshots(connection, [query_key(ref) for ref in refs])
             if is_at_step:
                 ledger.load_again({ref: snapshots.get(ref) for ref in refs})
@@ -281,9 +257,9 @@ class ResultStore(AnswerReader):
         while True:
             try:
                 return self._apply(ledger, deltas, frames, through, now_ms)
-            except DeltasRefused as exc:
+            except writes.DeltasRefused as exc:
                 deltas = self._refuse(ledger, exc.refused, deltas, frames, now_ms)
-            except AnswersCostly as exc:
+            except writes.AnswersCostly as exc:
                 for span in exc.spans:
                     ledger.note_costly(query_from_key(span.key))
 
@@ -301,19 +277,19 @@ class ResultStore(AnswerReader):
             _require_own(loaded[0].partition, through)
             new = _not_applied(_positions(connection), through, frames)
             fresh = [f for f in frames if query_key(f.query) in new]
-            kept = applicable(ledger, [d for d in deltas if d.query in new], fresh, through)
-            refused = misshapen(connection, kept)
-            kept = without(refused, kept, fresh)
-            weigh(ledger, kept)
+            kept = writes.applicable(ledger, [d for d in deltas if d.query in new], fresh, through)
+            refused = writes.misshapen(connection, kept)
+            kept = writes.without(refused, kept, fresh)
+            writes.weigh(ledger, kept)
             emissions = ledger.handle(FramesMerged(tuple(fresh), now_ms))
             _require_bounded(ledger, {f.query for f in fresh})
-            stored, spent = split_spent(ledger, emissions, kept)
-            crowded = add_deltas(connection, stored, ledger.on_query, self._merging)
+            stored, spent = writes.split_spent(ledger, emissions, kept)
+            crowded = writes.add_deltas(connection, stored, ledger.on_query, self._merging)
             changes = transaction.changes()
-            write_ledger(connection, changes)
-            write_answers(connection, ledger, emissions, spent, {}, self._merging)
-            add_shipped(connection, [f for f in fresh if not ledger.is_deleted(f.query)])
-            set_consumed(connection, {key: position for key, position in through.items() if key in new})
+            writes.write_ledger(connection, changes)
+            writes.write_answers(connection, ledger, emissions, spent, {}, self._merging)
+            writes.add_shipped(connection, [f for f in fresh if not ledger.is_deleted(f.query)])
+            writes.set_consumed(connection, {key: position for key, position in through.items() if key in new})
         self._loaded = loaded
         self._note_late(changes)
         self._refused += refused
@@ -336,7 +312,7 @@ class ResultStore(AnswerReader):
         while True:
             try:
                 return self._tick(ledger, [*events, TimeAdvanced(now_ms)], now_ms)
-            except DeltasRefused as exc:
+            except writes.DeltasRefused as exc:
                 self._refuse(ledger, exc.refused, (), [], now_ms)
 
     def _tick(self, ledger: Ledger, events: Sequence[LedgerEvent], now_ms: int) -> list[Emission]:
@@ -347,8 +323,8 @@ class ResultStore(AnswerReader):
                 with write_transaction(self._engine) as connection:
                     loaded = self._begin_step(connection, now_ms)
                     _require_own(loaded[0].partition, [query_key(change.ref) for change in changes])
-                    write_ledger(connection, changes)
-                    write_answers(connection, ledger, emissions, (), self._merges, self._merging)
+                    writes.write_ledger(connection, changes)
+                    writes.write_answers(connection, ledger, emissions, (), self._merges, self._merging)
                 self._loaded = loaded
                 self._note_late(changes)
                 answered = {query_key(e.query) for e in emissions}
@@ -381,7 +357,7 @@ class ResultStore(AnswerReader):
     def _refuse(
         self,
         ledger: Ledger,
-        refused: Sequence[RefusedDelta],
+        refused: Sequence[writes.RefusedDelta],
         deltas: Sequence[Delta],
         frames: list[FrameSummary],
         now_ms: int,
@@ -391,7 +367,7 @@ class ResultStore(AnswerReader):
         The loss of a batch's own deltas is stated in its frames, which are changed in place; the loss of stored deltas
         in the ledger.
         """
-        kept = without(refused, deltas, frames)
+        kept = writes.without(refused, deltas, frames)
         own = set(deltas) - set(kept)
         stored = {r.delta for r in refused} - own
         if stored:
@@ -399,14 +375,14 @@ class ResultStore(AnswerReader):
                 loaded = self._begin_step(connection, now_ms)
                 _require_own(loaded[0].partition, [delta.query for delta in stored])
                 for delta in stored:
-                    if drop_deltas(connection, delta, exactly=True) == 0:
+                    if writes.drop_deltas(connection, delta, exactly=True) == 0:
                         # The failed transaction merged it from deltas of the slice, both stored and new.
-                        drop_deltas(connection, delta, exactly=False)
+                        writes.drop_deltas(connection, delta, exactly=False)
                         place = delta.query, delta.slice_start_ms
-                        same = [RefusedDelta(d, "") for d in kept if (d.query, d.slice_start_ms) == place]
-                        kept = without(same, kept, frames)
+                        same = [writes.RefusedDelta(d, "") for d in kept if (d.query, d.slice_start_ms) == place]
+                        kept = writes.without(same, kept, frames)
                     ledger.handle(SlicesRefused(query_from_key(delta.query), (delta.slice_start_ms,)))
-                write_ledger(connection, transaction.changes())
+                writes.write_ledger(connection, transaction.changes())
             self._loaded = loaded
         self._refused += refused
         return kept
@@ -422,7 +398,7 @@ class ResultStore(AnswerReader):
         Raises StorageError.
         """
         with read_transaction(self._engine) as connection:
-            read = list(read_span(connection, span))
+            read = list(writes.read_span(connection, span))
         placed = self.segments.place(prefix, [delta for _, delta in read])
         ids = tuple(number for number, _ in read)
         return SpanPart(span, ids, tuple(delta.data for delta in placed), self._merging.max_answer_bytes)
@@ -435,12 +411,12 @@ class ResultStore(AnswerReader):
         with self._transaction(ledger), write_transaction(self._engine) as connection:
             loaded = self._begin_step(connection, now_ms)
             _require_own(loaded[0].partition, [merge.span.key])
-            is_replaced = replace_deltas(connection, merge)
+            is_replaced = writes.replace_deltas(connection, merge)
         self._loaded = loaded
         if not is_replaced:
             self._merges[merge.span] = merge
 
-    def take_refused(self) -> list[RefusedDelta]:
+    def take_refused(self) -> list[writes.RefusedDelta]:
         """Returns the merged partials that were refused since the last call."""
         refused, self._refused = self._refused, []
         return refused
@@ -478,9 +454,9 @@ class ResultStore(AnswerReader):
         """
         with write_transaction(self._engine) as connection:
             lock_corrected(connection)
-            dropped, newest = drop_answers(connection, before_ms, through)
-            if newest > read_counter(connection, TRIMMED):
-                connection.execute(update(t.counters).where(t.counters.c.name == TRIMMED).values(value=newest))
+            dropped, newest = writes.drop_answers(connection, before_ms, through)
+            if newest > writes.read_counter(connection, writes.TRIMMED):
+                connection.execute(update(t.counters).where(t.counters.c.name == writes.TRIMMED).values(value=newest))
             return dropped
 
     def _begin_step(self, connection: Connection, now_ms: int) -> tuple[_Term, int]:
@@ -542,7 +518,7 @@ class ResultStore(AnswerReader):
 
 def _raise_numbers(connection: Connection, now_ms: int) -> None:
     for name in (REVISIONS, "answer"):
-        value = max(now_ms, read_counter(connection, name) + 1)
+        value = max(now_ms, writes.read_counter(connection, name) + 1)
         connection.execute(update(t.counters).where(t.counters.c.name == name).values(value=value))
 
 
@@ -550,7 +526,7 @@ def restored_at_ms(connection: Connection) -> int:
     """Returns the wall time at which the store was last restored; 0: never. Numbers that readers or other systems may
     have, such as revisions, are higher from then on.
     """
-    return read_counter(connection, REVISIONS)
+    return writes.read_counter(connection, REVISIONS)
 
 
 def _add_partition(connection: Connection, partition: QueryPartition) -> None:
@@ -564,18 +540,12 @@ def _add_partition(connection: Connection, partition: QueryPartition) -> None:
 def _snapshots(connection: Connection, keys: Sequence[str]) -> dict[QueryRef, bytes | None]:
     """Returns the stored states of queries, as `Ledger.load` takes them."""
     queries, entries = t.ledger_queries.c, t.ledger_entries.c
-    states = _rows_of(connection, select(queries.query, queries.state), queries.query, keys)
+    states = list(rows_among(connection, select(queries.query, queries.state), queries.query, keys))
     by_query: defaultdict[str, list[tuple[str, int, str]]] = defaultdict(list)
     columns = select(entries.query, entries.kind, entries.start_ms, entries.state)
-    for key, kind, start, text in _rows_of(connection, columns, entries.query, keys):
+    for key, kind, start, text in rows_among(connection, columns, entries.query, keys):
         by_query[key].append((kind, start, text))
     return {query_from_key(key): None if state is None else pack_state(state, by_query[key]) for key, state in states}
-
-
-def _rows_of(connection: Connection, columns: Select[Any], column: Any, keys: Sequence[str]) -> list[Any]:
-    """Returns the rows whose column is one of the keys."""
-    chunks = (keys[at : at + _KEYS_AT_ONCE] for at in range(0, len(keys), _KEYS_AT_ONCE))
-    return [row for chunk in chunks for row in connection.execute(columns.where(column.in_(chunk)))]
 
 
 def _require_own(partition: QueryPartition, keys: Iterable[str]) -> None:

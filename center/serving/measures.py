@@ -20,7 +20,7 @@ from edgewater.base.errors import InvalidRequest
 from edgewater.model.computed import ComputedValue
 from edgewater.model.measure import Measure
 from edgewater.model.query import QuerySpec
-from edgewater.synopses import Estimates, IntArray, ItemRanking, Question, Range, Stack, ValueSample
+from edgewater.synopses import Estimates, IntArray, ItemRanking, Question, Range, Stack, ValueSample, shapes
 from edgewater.synopses.named_questions import (
     answerable_questions,
     evaluate_question,
@@ -28,20 +28,6 @@ from edgewater.synopses.named_questions import (
     question_kind,
     require_confidence,
     top_items_question,
-)
-from edgewater.synopses.shapes import (
-    Shape,
-    ShownAnswers,
-    ShownInterval,
-    ShownItems,
-    ShownKeyed,
-    ShownList,
-    ShownNumber,
-    is_a,
-    number_key,
-    quantiles,
-    ranking,
-    shown,
 )
 
 
@@ -135,7 +121,7 @@ _QUESTION_NAMES = {
 
 def _question_name(parameter: str, stack: Stack) -> str | None:
     if parameter == "values":
-        return "values" if is_a(type(stack), ValueSample) else None
+        return "values" if shapes.is_a(type(stack), ValueSample) else None
     return next((name for name in _QUESTION_NAMES[parameter] if question_kind(name, stack) is not None), None)
 
 
@@ -174,41 +160,41 @@ class MeasureEvaluator:
         if asked:
             return [self._part(self._asked(parameter, name)) for parameter, name in asked], None
         if self.measure.function.sample is None:
-            return [self._part(shape) for shape in shown(self.stack, self.measure.question)], None
+            return [self._part(shape) for shape in shapes.shown(self.stack, self.measure.question)], None
         values = FunctionValues.of(self.measure, self.stack, self.confidence, lambda e: self.widen(self.stack, e, None))
         for estimates in values.own_estimates:
             self.own.note(estimates)
         return values.parts(), values.errors
 
-    def _asked(self, parameter: str, name: str) -> Shape:
+    def _asked(self, parameter: str, name: str) -> shapes.Shape:
         """Returns the answer to a question of the reader as a shape."""
         questions = self.questions
         match parameter:
             case "quantile":
-                return replace(quantiles(()), questions=self._keyed(name, "q", questions.quantiles or ()))
+                return replace(shapes.quantiles(()), questions=self._keyed(name, "q", questions.quantiles or ()))
             case "rank":
-                return ShownKeyed("ranks", self._keyed(name, "x", questions.ranks), label="le", prefix=".rank:")
+                return shapes.ShownKeyed("ranks", self._keyed(name, "x", questions.ranks), label="le", prefix=".rank:")
             case "range":
                 each = {
-                    f"{number_key(lo)}:{number_key(hi)}": self._question(name, lo=lo, hi=hi)
+                    f"{shapes.number_key(lo)}:{shapes.number_key(hi)}": self._question(name, lo=lo, hi=hi)
                     for lo, hi in questions.ranges
                 }
-                return ShownKeyed("ranges", each, Range in self.stack.questions, ".range:", "range")
+                return shapes.ShownKeyed("ranges", each, Range in self.stack.questions, ".range:", "range")
             case "top":
                 return self._top(questions.top)
             case "values":
                 assert isinstance(self.stack, ValueSample)
                 groups, values = self.stack.sampled()
-                return ShownList("values", groups, {"value": values})
+                return shapes.ShownList("values", groups, {"value": values})
         texts = questions.items if parameter == "item" else questions.contains
         items = [self._item(parameter, name, text) for text in texts]
-        return ShownItems("items" if name == "frequency" else "contains", items)
+        return shapes.ShownItems("items" if name == "frequency" else "contains", items)
 
     def _question(self, name: str, **given: Any) -> Question:
         return parse_question(name, given, self.stack, self.questions.confidence, measure=self.measure.name)
 
     def _keyed(self, name: str, field: str, numbers: Sequence[float]) -> dict[str, Question]:
-        return {number_key(x): self._question(name, **{field: x}) for x in numbers}
+        return {shapes.number_key(x): self._question(name, **{field: x}) for x in numbers}
 
     def _item(self, parameter: str, name: str, text: str) -> tuple[Any, Question]:
         try:
@@ -220,35 +206,35 @@ class MeasureEvaluator:
             raise InvalidRequest(parameter, text, exc.accepted, reason) from exc
         return getattr(question, "item", text), question
 
-    def _top(self, k: int | None) -> ShownList:
+    def _top(self, k: int | None) -> shapes.ShownList:
         assert isinstance(self.stack, ItemRanking)
         try:
             asked = top_items_question(self.stack, k, self.measure.name)
-            return ranking(self.stack.top(asked), asked)
+            return shapes.ranking(self.stack.top(asked), asked)
         except InvalidRequest as exc:
             raise InvalidRequest("top", k, exc.accepted, exc.reason) from exc
 
-    def _part(self, shape: Shape) -> Part:
+    def _part(self, shape: shapes.Shape) -> Part:
         """Evaluates and widens what a kind shows."""
         match shape:
-            case ShownInterval(name, question, whole, present, is_own):
+            case shapes.ShownInterval(name, question, whole, present, is_own):
                 estimates, question = self._answer(question)
                 if present is not None:
                     estimates = replace(estimates, present=present)
                 return IntervalPart(name, self._widened(estimates, question, is_own=is_own), whole)
-            case ShownNumber(name, values, whole, is_rare):
+            case shapes.ShownNumber(name, values, whole, is_rare):
                 return NumberPart(name, values, whole, is_rare and not values.any())
-            case ShownKeyed(name, questions, whole, prefix, label):
+            case shapes.ShownKeyed(name, questions, whole, prefix, label):
                 answers = {key: self._evaluated(question) for key, question in questions.items()}
                 return KeyedPart(name, prefix or f".{name}:", answers, whole, label)
-            case ShownItems(name, items, whole):
+            case shapes.ShownItems(name, items, whole):
                 return ItemsPart(name, f".{name}:", [(item, self._evaluated(q)) for item, q in items], whole)
-            case ShownList(name, groups, keys, listed, question, whole):
+            case shapes.ShownList(name, groups, keys, listed, question, whole):
                 if listed is not None:
                     require_confidence(listed, self.questions.confidence, self.measure.name)
                     listed = self._widened(listed, question, groups)
                 return ListPart(name, groups, keys, listed, whole)
-            case ShownAnswers(name, questions, whole):
+            case shapes.ShownAnswers(name, questions, whole):
                 each = [self._evaluated(question) for question in questions]
                 rows = np.repeat(np.arange(len(self.stack)), len(each))
                 value, lower, upper = (

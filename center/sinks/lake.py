@@ -29,6 +29,7 @@ import pyarrow.parquet as pq
 
 from center.sinks.base import SinkAnswer, SinkContext, SinkQuery
 from center.sinks.kinds import DeltaConfig, IcebergConfig, ParquetConfig
+from center.storage.segment_files import sync_directory
 from edgewater.base.errors import StorageError
 from edgewater.base.number_columns import fitted
 from edgewater.model.own_columns import OWN_COLUMNS, own_names
@@ -252,11 +253,7 @@ class ParquetFiles:
                 scratch.replace(directory / name)
             finally:
                 scratch.unlink(missing_ok=True)
-            folder = os.open(directory, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync_directory(directory)
         except OSError as exc:
             raise StorageError(f"{directory / name}: {exc.strerror}") from exc
 

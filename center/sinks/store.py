@@ -7,6 +7,7 @@ import json
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
+from types import MappingProxyType
 from typing import Any
 
 from sqlalchemy import (
@@ -17,7 +18,6 @@ from sqlalchemy import (
     Engine,
     MetaData,
     Row,
-    Table,
     case,
     delete,
     func,
@@ -37,6 +37,7 @@ from center.storage.database import (
     read_transaction,
     required,
     schema_transaction,
+    table_in,
     upsert,
     write_transaction,
 )
@@ -46,22 +47,21 @@ from edgewater.model.registered_query import query_from_key, query_key
 from edgewater.wire import QueryRef
 
 metadata = MetaData()
-sinks = Table(
+table = table_in(metadata)
+sinks = table(
     "sinks",
-    metadata,
-    Column("name", Identifier(63), primary_key=True),
+    *key(Identifier(63), "name"),
     Column("definition", FreeText),
-    Column("paused", Boolean, nullable=False, default=False),
+    *required(Boolean, "paused", default=False),
     Column("replay_after", BigInteger),
-    Column("answer_id", BigInteger, nullable=False, default=-1),
-    *required(BigInteger, "answers", "rows", default=0),
-    Column("problem", FreeText, nullable=False, default=""),
-    *required(BigInteger, "problem_since_ms", "trimmed", "gap_from", "gap_through", default=0),
-    Column("owner", Identifier(255), nullable=False, default=""),
+    *required(BigInteger, "answer_id", default=-1),
+    *required(BigInteger, "answers", "rows", "problem_since_ms", "trimmed", "gap_from", "gap_through", default=0),
     *required(BigInteger, "epoch", "until_ms", default=0),
-    Column("refused", BigInteger, nullable=False, default=0, server_default="0"),
-    Column("refusal", FreeText, nullable=False, default="", server_default=""),
-    Column("is_earlier", BigInteger, nullable=False, default=0, server_default="-1"),
+    *required(Identifier(255), "owner", default=""),
+    *required(FreeText, "problem", default=""),
+    *required(BigInteger, "refused", default=0, server_default="0"),
+    *required(FreeText, "refusal", default="", server_default=""),
+    *required(BigInteger, "is_earlier", default=0, server_default="-1"),
 )
 """A table with a row per sink. ``definition``: JSON of a sink that the API has defined; null if the sink is in
 ``center.yaml``; `ENDING` if the sink is deleted and its alerts have not ended yet. ``answer_id``: see `SinkStatus`; -1
@@ -69,26 +69,22 @@ if the sink was never open. ``replay_after``: the position that an operator has 
 this id were deleted when the row was last written. ``is_earlier``: 1 if release 0.3 has run the sink, otherwise 0; -1
 until this release has read the row."""
 
-waiting = Table(
+waiting = table(
     "sink_queries",
-    metadata,
     *key(Identifier(63), "name"),
     *key(Identifier(96), "query"),
-    Column("answer_id", BigInteger, nullable=False),
-    Column("problem", FreeText, nullable=False),
-    Column("problem_since_ms", BigInteger, nullable=False),
+    *required(BigInteger, "answer_id", "problem_since_ms"),
+    *required(FreeText, "problem"),
 )
 """The queries for which a sink lacks answers up to ``sinks.answer_id``, or which it cannot write. ``answer_id``: the
 last answer that it has."""
 
-memories = Table(
+memories = table(
     "sink_memories",
-    metadata,
-    Column("name", Identifier(63), primary_key=True),
-    Column("answer_id", BigInteger, nullable=False),
-    Column("state", FreeText, nullable=False),
-    Column("positions", FreeText, nullable=False, server_default=""),
-    Column("target", FreeText, nullable=False, server_default=""),
+    *key(Identifier(63), "name"),
+    *required(BigInteger, "answer_id"),
+    *required(FreeText, "state"),
+    *required(FreeText, "positions", "target", server_default=""),
 )
 """The states of sinks whose targets do not store positions (`SinkMemory`). ``positions`` is JSON with the last answer
 of each query. It is empty in a row of release 0.3, where ``answer_id`` is the position of all queries."""
@@ -330,9 +326,7 @@ class SinkStore:
         lowest: int = -1,
         waits: Mapping[QueryRef, WaitingQuery | None] | None = None,
         replayed: int | None = None,
-        answers: int = 0,
-        rows: int = 0,
-        refused: int = 0,
+        written: Mapping[str, int] = MappingProxyType({}),
         refusal: str = "",
         trimmed: int | None = None,
         problem: str | None = None,
@@ -345,7 +339,7 @@ class SinkStore:
             lowest: id of the last answer up to which the sink has all answers of all queries.
             waits: changes of `SinkStatus.waiting`; None for a query for which no answer is lacking any more.
             replayed: the `replay_after` after which the sink has begun again; None if it has not begun again.
-            answers, rows, refused: numbers since the last report.
+            written: numbers since the last report, by the names ``answers``, ``rows`` and ``refused`` of `SinkStatus`.
             refusal: as in `SinkStatus`; empty if it has not changed.
             trimmed: answers up to this id are deleted. If the sink lacks some of them, the state has a gap.
             problem: why the last attempt failed; empty if it did not fail. If None, the stored problem stays.
@@ -357,12 +351,8 @@ class SinkStore:
             row = connection.execute(select(sinks).where(sinks.c.name == name).with_for_update()).one_or_none()
             if row is None or row.epoch != epoch or epoch <= restored_at_ms(connection):
                 raise LeaseLost(f"sink {name} is run by another process, or is no longer defined")
-            values: dict[str, int | str | None] = {
-                "until_ms": until_ms,
-                "answers": row.answers + answers,
-                "rows": row.rows + rows,
-                "refused": row.refused + refused,
-            }
+            counts = {each: getattr(row, each) + number for each, number in written.items()}
+            values: dict[str, int | str | None] = {"until_ms": until_ms, **counts}
             if answer_id is not None:
                 values["answer_id"] = answer_id
             if refusal:

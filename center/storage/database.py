@@ -14,7 +14,7 @@ The stores rely on these properties:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,10 +26,12 @@ from sqlalchemy import (
     URL,
     BigInteger,
     Column,
+    ColumnElement,
     Connection,
     Dialect,
     Engine,
     MetaData,
+    Select,
     String,
     Table,
     Text,
@@ -115,6 +117,11 @@ class FreeText(TypeDecorator[str]):
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
         return _without_nul(value)
+
+
+def table_in(metadata: MetaData) -> Callable[..., Table]:
+    """Returns a function that declares a table by its name and columns."""
+    return lambda name, *columns: Table(name, metadata, *columns)
 
 
 def key(kind: type[TypeEngine[Any]] | TypeEngine[Any], *names: str) -> list[Column[Any]]:
@@ -356,6 +363,8 @@ def upsert(
     connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=changed), ordered)
 
 
+MAX_AMONG = 500  # limit: bound parameters of a statement
+"""The most values of one statement of `rows_among`: no database accepts any number of bound parameters."""
 MAX_GIVEN = 128
 """The most rows of one `given` table."""
 
@@ -374,6 +383,14 @@ def given(columns: Mapping[str, Any], count: int) -> CTE:
     rows = (", ".join(f":{name}_{i} AS {name}" for name in columns) for i in range(count))
     typed = [sqlalchemy.column(name, kind) for name, kind in columns.items()]
     return text(" UNION ALL ".join(f"SELECT {row}" for row in rows)).columns(*typed).cte("given")
+
+
+def rows_among(
+    connection: Connection, statement: Select[Any], column: ColumnElement[Any], values: Sequence[Any]
+) -> Iterator[Any]:
+    """Yields the rows of a statement whose column is one of the values. Reads the rows of some values at a time."""
+    for at in range(0, len(values), MAX_AMONG):
+        yield from connection.execute(statement.where(column.in_(values[at : at + MAX_AMONG])))
 
 
 def given_count(rows: int) -> int:

@@ -6,36 +6,17 @@ task reads the partials. The driver reads the facts by position.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-
-from edgewater.base.streams import EdgeId
 from edgewater.wire import FrameBody, Partial, body_from_wire, body_to_wire
 from edgewater.wire import uplink_pb2 as pb
 
 
-@dataclass(frozen=True, slots=True)
-class FrameFacts:
-    """The facts of an indexed frame, with its columns in the index.
+def read_facts(encoded: bytes) -> FrameBody:
+    """Returns the body of a frame from its facts. Its partials have slices and no synopses.
 
-    Attributes:
-        encoded: the body without synopses (`split_message`).
+    Raises:
+        DecodeError: the index is damaged.
     """
-
-    position: int
-    edge: EdgeId
-    incarnation: str
-    wire_bytes: int
-    received_at_ms: int
-    encoded: bytes = field(repr=False)
-
-    def body(self) -> FrameBody:
-        """Returns the body. Its partials have slices and no synopses.
-
-        Raises:
-            DecodeError: the index is damaged.
-        """
-        return body_from_wire(pb.FrameBody.FromString(self.encoded))
+    return body_from_wire(pb.FrameBody.FromString(encoded))
 
 
 def split_message(body: pb.FrameBody) -> tuple[tuple[Partial, ...], bytes]:
@@ -46,14 +27,10 @@ def split_message(body: pb.FrameBody) -> tuple[tuple[Partial, ...], bytes]:
     partials = tuple(Partial(p.slice_start_ms, p.synopsis) for p in body.partials)
     starts_ms = sorted({p.slice_start_ms for p in partials})
     del body.partials[:]
-    body.partials.extend(_slices(starts_ms))
+    body.partials.extend(pb.Partial(slice_start_ms=start_ms) for start_ms in starts_ms)
     return partials, body.SerializeToString(deterministic=True)
 
 
 def split_body(body: FrameBody) -> tuple[tuple[Partial, ...], bytes]:
     """Returns the result of `split_message` for a body that is not encoded."""
     return split_message(body_to_wire(body))
-
-
-def _slices(starts_ms: Iterable[int]) -> Iterable[pb.Partial]:
-    return (pb.Partial(slice_start_ms=start_ms) for start_ms in starts_ms)

@@ -19,12 +19,12 @@ from center.config import ApiSection
 from center.ingest.frame_check import FrameCheck
 from center.ingest.stream_rules import CLOCK_LEAD_MS
 from center.job.batch_applier import to_batch
+from center.job.job_parts import JobParts
 from center.job.ledger_writer import LedgerWriter
 from center.job.merge import SkipKind, Skipped, SlicePartial, merge_partials
 from center.job.metrics import JobMetrics
 from center.ledger import Ledger
 from center.results import ResultStore
-from center.storage.frame_facts import FrameFacts
 from center.storage.frame_log import FrameEntry
 from edge.core.core import EdgeCore
 from edge.core.events import Acked, Configured, Ingested, PullEvent, SourcesOpened
@@ -66,7 +66,7 @@ class Border:
         """Starts the job, or starts it again: nothing is kept but the stores."""
         self.ledger, self.metrics = Ledger(), JobMetrics()
         self.results.load_ledger(self.ledger)
-        self.writer = LedgerWriter(self.ledger, self.results, self.catalog, self.metrics, now_ms=lambda: self.now_ms)
+        self.writer = LedgerWriter(self.ledger, JobParts(self.catalog, self.results, self.metrics, lambda: self.now_ms))
         self.writer.advance()
 
     def register(self, **parts: object) -> QueryRef:
@@ -188,10 +188,10 @@ class Site:
                 break
             frames += built
         self.durable.sync()
-        read: list[tuple[str, int]] = []
+        read: dict[tuple[str, int], tuple[str, FrameEntry]] = {}
         partials: list[SlicePartial] = []
         damaged: list[Skipped] = []
-        facts: defaultdict[str, dict[int, FrameFacts]] = defaultdict(dict)
+        facts: defaultdict[str, dict[int, bytes]] = defaultdict(dict)
         positions = self.center.writer.consumed()
         for frame in frames:
             key = query_key(frame.query)
@@ -208,10 +208,11 @@ class Site:
                 partials += partials_of_frame(entry, body)
             else:
                 damaged.append(Skipped(key, entry.position, SkipKind.DAMAGED, "torn"))
-            read.append((key, entry.position))
-            facts[key][entry.position] = facts_of_frame(entry, body or FrameBody(0))
+            read[key, entry.position] = key, entry
+            facts[key][entry.position] = facts_of_frame(body or FrameBody(0))
         merged, refused = merge_partials(partials)
-        batch = to_batch(sorted(read), merged, [*damaged, *refused], facts)
+        frames_read = [read[at] for at in sorted(read)]
+        batch = to_batch(frames_read, merged, [*damaged, *refused], facts)
         if batch.through:
             self.center.writer.apply(batch.deltas, batch.summaries, batch.through)
             self.center.writer.advance()

@@ -8,7 +8,7 @@ from dataclasses import replace
 from center.catalog import Catalog
 from center.ingest.frame_check import CheckedFrame
 from center.job.merge import SlicePartial
-from center.storage.frame_facts import FrameFacts, split_body
+from center.storage.frame_facts import read_facts, split_body
 from center.storage.frame_log import FrameEntry, FrameLocation, FrameLog, StoredFrame, decode_fetched
 from edgewater.base.streams import EdgeId
 from edgewater.model.registered_query import query_key
@@ -16,7 +16,7 @@ from edgewater.wire import Frame, FrameBody, Partial
 
 
 def joined(partials: Sequence[Partial], encoded: bytes) -> FrameBody:
-    return replace(FrameFacts(1, EdgeId("e"), "i", 0, 0, encoded).body(), partials=tuple(partials))
+    return replace(read_facts(encoded), partials=tuple(partials))
 
 
 def kept_body(checked: CheckedFrame) -> FrameBody:
@@ -33,7 +33,7 @@ def stored_body(catalog: Catalog, log: FrameLog, entry: FrameEntry) -> FrameBody
     """What log and index have of a frame."""
     key, at = query_key(entry.query), entry.position
     facts = catalog.frames.facts({key: [(at - 1, at)]})[key][at]
-    return joined(read_frame(log, entry.segment, entry.offset, entry.length).partials, facts.encoded)
+    return joined(read_frame(log, entry.segment, entry.offset, entry.length).partials, facts)
 
 
 def partials_of_frame(entry: FrameEntry, body: FrameBody) -> list[SlicePartial]:
@@ -42,10 +42,9 @@ def partials_of_frame(entry: FrameEntry, body: FrameBody) -> list[SlicePartial]:
     return [SlicePartial(key, p.slice_start_ms, p.synopsis, entry.position) for p in body.partials]
 
 
-def facts_of_frame(entry: FrameEntry, body: FrameBody) -> FrameFacts:
+def facts_of_frame(body: FrameBody) -> bytes:
     """The facts of a frame in the index."""
-    _, encoded = split_body(body)
-    return FrameFacts(entry.position, entry.edge, entry.incarnation, entry.wire_bytes, entry.received_at_ms, encoded)
+    return split_body(body)[1]
 
 
 def read_frame(log: FrameLog, segment: str, offset: int, length: int) -> StoredFrame:

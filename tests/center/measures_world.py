@@ -77,7 +77,7 @@ def record(
     **changes: Any,
 ) -> AnswerRecord:  # fmt: skip
     totals = CloseTotals(observed=5, withheld=withheld)
-    facts = window_facts(query, totals, expected=1, missing=(), staleness_ms=1, first_staleness_ms=1)
+    facts = window_facts(query, totals, expected=1, staleness_ms=1, first_staleness_ms=1)
     given: dict[str, Any] = {
         "answer_id": 1, "query": QueryRef(query.name, 1), "window_start_ms": start_ms,
         "window_end_ms": start_ms + MINUTE, "revision": 1, "phase": Phase.COMPLETE, "answered_at_ms": 0,

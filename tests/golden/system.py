@@ -204,7 +204,7 @@ class Stores:
         partials, damaged = read_frames(self.log, self.directory / "log", entries)
         merged, refused = merge_partials(partials)
         assert not damaged and not refused
-        batch = to_batch([(key, entry.position) for key, entry in entries], merged, [], facts)
+        batch = to_batch(entries, merged, [], facts)
         self.results.apply(self.ledger, batch.deltas, batch.summaries, batch.through, self.now_ms)
 
     def finish(self) -> None:

@@ -25,6 +25,7 @@ from center.job.admission import BatchLimits, LeastSlack, PendingFrames
 from center.job.batch_applier import BatchApplier, Times
 from center.job.delta_sweep import DeltaSweep
 from center.job.frame_retention import FrameRetention
+from center.job.job_parts import JobParts
 from center.job.leadership import Leadership
 from center.job.ledger_writer import LedgerWriter
 from center.job.loop_core import Fault, Lane, QueryFault, Run
@@ -351,27 +352,28 @@ class JobProgram:
         )
         metrics, self.ledger = JobMetrics(), Ledger(AnswerMargin(50))
         self.store.load_ledger(self.ledger)
-        self._writer = LedgerWriter(self.ledger, self.store, self.catalog, metrics, now_ms=process.now_ms)
-        applier = ObservedApplier(self._writer, self.catalog, metrics, directory / "log", now_ms=process.now_ms)
+        self._shared = shared = JobParts(self.catalog, self.store, metrics, process.now_ms)
+        self._writer = LedgerWriter(self.ledger, shared)
+        applier = ObservedApplier(self._writer, shared, directory / "log")
         applier.process = process
         planner = FramePlanner(
             self.catalog, self._writer.consumed, BatchLimits(), process.monotonic,
             partition=lambda: self.store.partition, admission=AnyAdmission(process.rng),
             heavy_bytes=process.rng.choice((1, 1000, 4 << 20)),
         )  # fmt: skip
-        retention = FrameRetention(self.catalog, self.store, FrameLog(directory / "log"), every_ms=4000)
+        retention = FrameRetention(shared, FrameLog(directory / "log"), every_ms=4000)
         self._applier = applier
         self._loop = MergeLoop(
             planner, applier, VirtualMerger(process, MergeTask(directory / "log", segments), repeats), 2,
             lambda: retention.run(process.now_ms(), self.store.partition),
-            DeltaSweep(self.store, metrics, every_ms=4000), now_ms=process.now_ms, monotonic=process.monotonic,
+            DeltaSweep(shared, every_ms=4000), now_ms=process.now_ms, monotonic=process.monotonic,
         )  # fmt: skip
         self._writer.on_awaited = self._loop.want_answers
         self._terms = 0
         self._leadership: Leadership | None = None
         if drivers > 1:
             self._leadership = Leadership(
-                self.store, metrics, now_ms=process.now_ms, monotonic=process.monotonic, began=self._begin_term,
+                shared, monotonic=process.monotonic, began=self._begin_term,
                 lease_ms=3_000, drivers=drivers, owner=f"{process.name}:{process.now_ms()}|||",
             )  # fmt: skip
             process.spawn(self._lead(), "leadership")
@@ -439,7 +441,7 @@ class JobProgram:
     def segments(self) -> tuple[set[str], set[str]]:
         """Sweeps. Returns the segments that are left and belong to no plan, and the segments that rows name."""
         has_plan, own = self._loop.core.has_plan, self.store.partition.directory
-        DeltaSweep(self.store, JobMetrics()).run(self.process.now_ms(), has_plan)
+        DeltaSweep(self._shared).run(self.process.now_ms(), has_plan)
         named, _ = self.store.named_segments()
         files = self.store.segments.files()
         return {f.name for f in files if f.name in named or f.partition != own or not has_plan(f.plan)}, named

@@ -27,7 +27,6 @@ from center.serving.byte_cache import ByteCache
 from center.serving.measures import NO_QUESTIONS, MeasureQuestions
 from center.serving.render import EvaluatedAnswer, answer_rows, merged_data, statement_of
 from center.serving.totals import answer_totals
-from edgewater.answers import Phase
 from edgewater.answers.cells import IntervalPart, ItemsPart, KeyedPart, ListPart, NumberPart, Part, interval_columns
 from edgewater.answers.work import spend
 from edgewater.base.errors import Overspent
@@ -228,7 +227,7 @@ class SeriesReader:
                 *(None if number is None else float(number) for number in own),
                 record.staleness_ms / 1000,
                 float(stated.contract.met),
-                _phase_number(record.phase),
+                float(record.phase.rank),
                 float(not record.facts.deliveries),
             )
             one = set(query.spec.shown) if query.spec.group_by else set()  # quantiles have no series of all groups
@@ -407,15 +406,3 @@ def _add_part(
 
 def _item(item: Any) -> str:
     return key_text(plain_key(item))
-
-
-def _phase_number(phase: Phase) -> float:
-    match phase:
-        case Phase.EARLY:
-            return 0.0
-        case Phase.COMPLETE:
-            return 1.0
-        case Phase.FINAL:
-            return 2.0
-        case _:
-            assert_never(phase)

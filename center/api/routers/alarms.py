@@ -8,7 +8,6 @@ from fastapi import APIRouter, Path, Query
 
 from center.api.access import IN_TURN, READS_ALL
 from center.api.models import QuarantinedFrame, QuarantineList, alarm_json, frame_json, set_aside_json
-from center.api.openapi import problems
 from center.api.services import Center
 from center.catalog.alarms import MAX_LISTED
 from edgewater.model.replies import AlarmList
@@ -19,7 +18,7 @@ MAX_POSITION = (1 << 63) - 1
 router = APIRouter(prefix="/v1", tags=["alarms"])
 
 
-@router.get("/alarms", dependencies=[READS_ALL, IN_TURN], responses=problems(422), summary="Alarms, the latest first")
+@router.get("/alarms", dependencies=[READS_ALL, IN_TURN], summary="Alarms, the latest first")
 def alarms(
     center: Center, limit: Annotated[int, Query(ge=1, le=MAX_LISTED, description="Alarms at most.")] = MAX_LISTED
 ) -> AlarmList:
@@ -44,12 +43,7 @@ def quarantine(center: Center) -> QuarantineList:
     )
 
 
-@router.get(
-    "/quarantine/{query}/{position}",
-    dependencies=[READS_ALL, IN_TURN],
-    responses=problems(404, 422),
-    summary="One of them",
-)
+@router.get("/quarantine/{query}/{position}", dependencies=[READS_ALL, IN_TURN], summary="One of them")
 def quarantined_frame(
     center: Center, query: str, position: Annotated[int, Path(ge=1, le=MAX_POSITION)]
 ) -> QuarantinedFrame:

@@ -83,7 +83,7 @@ def rules(center: Center, caller: Caller) -> RuleList:
     "/check",
     dependencies=[READS, IN_TURN],
     summary="What rules would have done on the stored answers",
-    responses=problems(404, 408, 413, 415, 422),
+    responses=problems(404),
     openapi_extra=json_body(_EXAMPLE),
 )
 async def check(request: Request, params: Annotated[FromParams, Query()], center: Center) -> RuleCheck:

@@ -14,7 +14,7 @@ from center.api.access import IN_TURN, READS_QUERY, caller
 from center.api.answer_cache import Page, entity_tag
 from center.api.models import Answer, AnswerList, AnswerPage, Revisions
 from center.api.negotiation import matches, negotiate
-from center.api.openapi import answering, problems
+from center.api.openapi import answering
 from center.api.problems import HttpProblem, problem_response
 from center.api.query_params import AnswerParams
 from center.api.routers.queries import query_status
@@ -82,7 +82,7 @@ class RevisionParams(AnswerParams):
     """Version of the query; makes a revision cacheable for good."""
 
 
-@router.get("/windows", summary="A range of windows", **answering(AnswerPage, 409, 422))
+@router.get("/windows", summary="A range of windows", **answering(AnswerPage, 409))
 def windows(name: str, params: Annotated[RangeParams, Query()], request: Request, center: Center) -> Response:
     """The newest revision of each window that starts in [start, end), ascending, in pages.
 
@@ -96,7 +96,7 @@ def windows(name: str, params: Annotated[RangeParams, Query()], request: Request
     return respond(request, center, query, records, questions, params, page=page)
 
 
-@router.get("/latest", summary="The last window", **answering(Answer, 409, 422))
+@router.get("/latest", summary="The last window", **answering(Answer, 409))
 def latest(name: str, params: Annotated[LatestParams, Query()], request: Request, center: Center) -> Response:
     """The newest revision of the last window that has an answer.
 
@@ -124,7 +124,7 @@ def _no_answer(request: Request, center: Services, query: RegisteredQuery, min_p
     return problem_response("not-found", detail, instance=request.url.path, extra=members)
 
 
-@router.get("/at", summary="At a moment", **answering(AnswerList, 409, 422))
+@router.get("/at", summary="At a moment", **answering(AnswerList, 409))
 def at(name: str, params: Annotated[AtParams, Query()], request: Request, center: Center) -> Response:
     """The newest revision of each window that contains an event time: several for sliding windows.
 
@@ -143,7 +143,7 @@ def at(name: str, params: Annotated[AtParams, Query()], request: Request, center
     return respond(request, center, query, records, questions, params, as_list=True)
 
 
-@router.get("/windows/{start}", summary="One window", **answering(Answer, 409, 422))
+@router.get("/windows/{start}", summary="One window", **answering(Answer, 409))
 def window(
     name: str, start: Time, params: Annotated[RevisionParams, Query()], request: Request, center: Center
 ) -> Response:
@@ -163,12 +163,7 @@ def window(
     return respond(request, center, query, [record], questions, params, cache=cache)
 
 
-@router.get(
-    "/windows/{start}/revisions",
-    dependencies=[READS_QUERY, IN_TURN],
-    responses=problems(404, 422),
-    summary="A window's revisions",
-)
+@router.get("/windows/{start}/revisions", dependencies=[READS_QUERY, IN_TURN], summary="A window's revisions")
 def revisions(name: str, start: Time, center: Center) -> Revisions:
     query = version_with(versions_of(center, name, None), start)
     return Revisions(query=name, window_start=rfc3339(start), revisions=revisions_of(center, query, start))

@@ -6,7 +6,6 @@ from fastapi import APIRouter
 
 from center.api.access import ADMINISTERS, IN_TURN, READS
 from center.api.models import edge_json
-from center.api.openapi import problems
 from center.api.services import Center
 from edgewater.base.streams import EdgeId
 from edgewater.model.replies import Edge, EdgeList
@@ -21,14 +20,12 @@ def edges(center: Center) -> EdgeList:
     return {"edges": [edge_json(e, now_ms) for e in center.catalog.edges.all()]}
 
 
-@router.get("/{edge}", dependencies=[READS, IN_TURN], summary="One edge", responses=problems(404))
+@router.get("/{edge}", dependencies=[READS, IN_TURN], summary="One edge")
 def edge(edge: str, center: Center) -> Edge:
     return edge_json(center.catalog.edges.get(edge), center.now_ms())
 
 
-@router.delete(
-    "/{edge}", dependencies=[ADMINISTERS], status_code=204, summary="Retire an edge", responses=problems(403, 404)
-)
+@router.delete("/{edge}", dependencies=[ADMINISTERS], status_code=204, summary="Retire an edge")
 def retire(edge: str, center: Center) -> None:
     """Retires an edge: answers no longer need it, and the center accepts no frames from it.
 
@@ -38,13 +35,7 @@ def retire(edge: str, center: Center) -> None:
     center.catalog.edges.retire(EdgeId(edge))
 
 
-@router.post(
-    "/{edge}/reinstate",
-    dependencies=[ADMINISTERS],
-    status_code=204,
-    summary="Take a retirement back",
-    responses=problems(403, 404),
-)
+@router.post("/{edge}/reinstate", dependencies=[ADMINISTERS], status_code=204, summary="Take a retirement back")
 def reinstate(edge: str, center: Center) -> None:
     """Reinstates an edge: answers need it again. Restart its agent if it has received the retirement."""
     center.catalog.edges.reinstate(EdgeId(edge))

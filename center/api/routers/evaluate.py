@@ -54,7 +54,7 @@ _RESPONSES: Responses = {
             NDJSON: {"schema": EvaluatedLine.model_json_schema()},
         },
     },
-    **problems(404, 408, 413, 415, 422, 429, 503),
+    **problems(429, 503),
 }
 
 router = APIRouter(prefix="/v1/queries/{name}", tags=["answers"])

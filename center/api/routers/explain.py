@@ -7,12 +7,11 @@ from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
-from pydantic import ConfigDict, Field, JsonValue
+from pydantic import Field, JsonValue
 
 from center.api.access import IN_TURN, READS_QUERY
 from center.api.edge_progress import edge_state, watermark
-from center.api.measure_models import ApiModel, Rfc3339
-from center.api.openapi import problems
+from center.api.measure_models import ApiModel, Params, Rfc3339
 from center.api.query_params import QuestionParams
 from center.api.routers.answers import revisions_of
 from center.api.services import Center, Services
@@ -47,9 +46,7 @@ class ExplainParams(QuestionParams):
     """Default: the newest."""
 
 
-class MatrixParams(ApiModel):
-    model_config = ConfigDict(extra="forbid")
-
+class MatrixParams(Params):
     start: Time | None = None
     """Inclusive."""
     end: EndTime = None
@@ -59,12 +56,7 @@ class MatrixParams(ApiModel):
     version: Version = None
 
 
-@router.get(
-    "/windows/{start}/explain",
-    dependencies=[READS_QUERY, IN_TURN],
-    responses=problems(404, 422),
-    summary="Why a value is what it is",
-)
+@router.get("/windows/{start}/explain", dependencies=[READS_QUERY, IN_TURN], summary="Why a value is what it is")
 async def explain(
     name: str, start: Time, params: Annotated[ExplainParams, Query()], request: Request, center: Center
 ) -> Explanation:
@@ -147,12 +139,7 @@ class CompletenessMatrix(ApiModel):
     """The range has earlier windows, beyond `limit`."""
 
 
-@router.get(
-    "/completeness",
-    dependencies=[READS_QUERY, IN_TURN],
-    responses=problems(404, 422),
-    summary="Which edges each window has",
-)
+@router.get("/completeness", dependencies=[READS_QUERY, IN_TURN], summary="Which edges each window has")
 def completeness(name: str, params: Annotated[MatrixParams, Query()], center: Center) -> CompletenessMatrix:
     """Returns the newest answer of each window, by edge. Windows without an answer are not listed."""
     versions = versions_of(center, name, params.version)
@@ -239,9 +226,7 @@ class QueryBudget(ApiModel):
     edges: list[EdgeBudget]
 
 
-@router.get(
-    "/budget", dependencies=[READS_QUERY, IN_TURN], responses=problems(404), summary="How the error budget is divided"
-)
+@router.get("/budget", dependencies=[READS_QUERY, IN_TURN], summary="How the error budget is divided")
 def budget(name: str, center: Center) -> QueryBudget:
     """Returns, per edge, the share that was granted, the share in force, the pending share, and the withheld values."""
     query = center.catalog.queries.get(name)

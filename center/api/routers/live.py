@@ -8,7 +8,7 @@ from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from sse_starlette import EventSourceResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
@@ -16,7 +16,7 @@ from starlette.responses import Response
 from center.api.access import READS, READS_QUERY, Caller, require_still
 from center.api.limits import InSlot
 from center.api.live_feed import LiveStream
-from center.api.measure_models import ApiModel
+from center.api.measure_models import Params
 from center.api.openapi import Responses, problems
 from center.api.query_params import QuestionParams
 from center.api.services import Center, Services
@@ -53,10 +53,8 @@ MAX_QUERIES = 500
 """Maximum number of names of a stream of several queries."""
 
 
-class _StreamParams(ApiModel):
+class _StreamParams(Params):
     """What a stream sends of each answer."""
-
-    model_config = ConfigDict(extra="forbid")
 
     summary: bool = False
     """`data` has only the 5 groups with the widest intervals, and of equal ones the largest values; `groups` counts
@@ -83,7 +81,7 @@ class LiveParams(_StreamParams, QuestionParams):
     "/live",
     dependencies=[READS],
     response_model=None,
-    responses=RESPONSES | problems(404, 422, 429, 503),
+    responses=RESPONSES | problems(404, 429, 503),
     summary="Several queries, live",
 )
 async def live(
@@ -112,7 +110,7 @@ async def live(
     "/queries/{name}/live",
     dependencies=[READS_QUERY],
     response_model=None,
-    responses=RESPONSES | problems(404, 422, 429, 503),
+    responses=RESPONSES | problems(404, 429, 503),
     summary="One query, live",
 )
 async def live_query(

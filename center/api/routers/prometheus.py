@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -271,17 +272,14 @@ def _time(params: Params, name: str, default: int | None = None) -> int:
     """Returns a time in ms, from seconds since 1970, or RFC 3339."""
     if default is not None and not params.get(name):
         return default
-    text = _one(params, name)
-    accepted = "seconds since 1970, or RFC 3339"
+    text, seconds = _one(params, name), math.nan
     try:
         seconds = float(text)
     except ValueError:
-        try:
+        with suppress(ValueError):
             return parse_time(text)
-        except ValueError:
-            raise InvalidParameter(name, text, accepted) from None
     if not math.isfinite(seconds) or not EARLIEST_MS <= seconds * 1000 <= LATEST_MS:
-        raise InvalidParameter(name, text, accepted)
+        raise InvalidParameter(name, text, "seconds since 1970, or RFC 3339")
     return round(seconds * 1000)
 
 

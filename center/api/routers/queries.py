@@ -9,7 +9,7 @@ from typing import Annotated, Literal, cast
 from anyio import from_thread
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Header, Query, Request
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
 from center.api import models
@@ -17,7 +17,7 @@ from center.api.access import EDITS, EDITS_QUERY, IN_TURN, READS, READS_QUERY, C
 from center.api.bodies import read_document, read_typed_body
 from center.api.edge_progress import edge_progress
 from center.api.link_forecasts import link_forecast
-from center.api.measure_models import ApiModel
+from center.api.measure_models import Params
 from center.api.models import EXAMPLE_SPEC, EXAMPLE_SPEC_YAML
 from center.api.negotiation import SQL
 from center.api.openapi import OpenApi, problems
@@ -51,9 +51,7 @@ def queries(center: Center, caller: Caller) -> QueryList:
     return {"queries": [models.registered(q) for q in queries if caller.may("reader", q.ref.name)]}
 
 
-class RegisterParams(ApiModel):
-    model_config = ConfigDict(extra="forbid")
-
+class RegisterParams(Params):
     dry_run: bool = False
     """Check only."""
     lasts: Annotated[str | None, Field(alias="for", examples=["1h"])] = None
@@ -96,7 +94,7 @@ _BODY: OpenApi = {
             "model": Registered | DryRun,
             "description": "The same query is registered already; or what `dry_run` finds.",
         },
-        **problems(403, 408, 409, 413, 415, 422),
+        **problems(409),
     },
 )
 async def register(params: Annotated[RegisterParams, Query()], request: Request, center: Center) -> Response:
@@ -133,7 +131,7 @@ IfMatch = Annotated[
             "description": "The query is equal to the newest version; or what `dry_run` finds.",
         },
         201: {"model": Registered, "description": "The new version, or the first one."},
-        **problems(403, 408, 409, 412, 413, 415, 422),
+        **problems(409, 412),
     },
 )
 async def change(
@@ -306,9 +304,7 @@ def _register(
     )
 
 
-class DetailParams(ApiModel):
-    model_config = ConfigDict(extra="forbid")
-
+class DetailParams(Params):
     format: Literal["json", "sql"] = "json"
     """`sql`: the statement that registers the query, without its seed."""
     version: Annotated[int | None, Field(ge=1, le=1 << 31)] = None
@@ -320,7 +316,7 @@ class DetailParams(ApiModel):
     dependencies=[READS_QUERY, IN_TURN],
     summary="One query and each edge's status",
     response_model=QueryDetail,
-    responses={200: {"content": {SQL: {"schema": {"type": "string"}}}}, **problems(404)},
+    responses={200: {"content": {SQL: {"schema": {"type": "string"}}}}},
 )
 def query(
     name: str, params: Annotated[DetailParams, Query()], center: Center, response: Response
@@ -362,12 +358,7 @@ def query(
     }
 
 
-@router.get(
-    "/{name}/status",
-    dependencies=[READS_QUERY, IN_TURN],
-    summary="Whether a query has answers, and why not",
-    responses=problems(404),
-)
+@router.get("/{name}/status", dependencies=[READS_QUERY, IN_TURN], summary="Whether a query has answers, and why not")
 def status(name: str, center: Center, caller: Caller) -> QueryStatus:
     """Returns which edges the query waits for, since when, and what to do."""
     return query_status(center, caller, center.catalog.queries.get(name))
@@ -393,9 +384,7 @@ def query_status(center: Services, reader: Principal, query: RegisteredQuery) ->
     )
 
 
-@router.delete(
-    "/{name}", dependencies=[EDITS_QUERY], status_code=204, summary="Delete a query", responses=problems(403, 404)
-)
+@router.delete("/{name}", dependencies=[EDITS_QUERY], status_code=204, summary="Delete a query")
 def delete(name: str, center: Center) -> None:
     """Deletes all its versions and their answers. The name may be registered again and gets the next version."""
     center.catalog.queries.delete(name, center.now_ms())

@@ -55,7 +55,7 @@ class RollupParams(AnswerParams):
     """`next_cursor` of the previous page."""
 
 
-@router.get("/rollup", summary="Windows merged into longer intervals", **answering(AnswerPage, 409, 413, 422))
+@router.get("/rollup", summary="Windows merged into longer intervals", **answering(AnswerPage, 409))
 async def rollup(name: str, params: Annotated[RollupParams, Query()], request: Request, center: Center) -> Response:
     """The newest answers of the windows of each interval, merged, ascending, in pages.
 

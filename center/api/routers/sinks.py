@@ -73,7 +73,7 @@ def sinks(center: Center) -> SinkList:
     return SinkList(sinks=[sink_state(status, center) for status in center.sinks.statuses()])
 
 
-@router.get("/{name}", dependencies=[READS_ALL, IN_TURN], summary="One sink", responses=problems(404))
+@router.get("/{name}", dependencies=[READS_ALL, IN_TURN], summary="One sink")
 def sink(name: str, center: Center) -> ListedSink:
     return sink_state(center.sinks.status(name), center)
 
@@ -83,7 +83,7 @@ def sink(name: str, center: Center) -> ListedSink:
     dependencies=[ADMINISTERS],
     summary="Define or change a sink",
     response_model=ListedSink,
-    responses={201: {"model": ListedSink}, **problems(403, 408, 409, 413, 415, 422)},
+    responses={201: {"model": ListedSink}, **problems(409)},
     openapi_extra=json_body(_EXAMPLE),
 )
 async def define(name: str, request: Request, center: Center) -> Response:
@@ -122,9 +122,7 @@ def _has_alerts(center: Services, name: str) -> bool:
     return any(sink == name for sink, _ in saved_states(center.sinks))
 
 
-@router.delete(
-    "/{name}", dependencies=[ADMINISTERS], status_code=204, summary="Delete a sink", responses=problems(403, 404)
-)
+@router.delete("/{name}", dependencies=[ADMINISTERS], status_code=204, summary="Delete a sink")
 def remove(name: str, center: Center) -> None:
     """Removes a sink. The answers that it has written stay in its target.
 
@@ -137,22 +135,20 @@ def remove(name: str, center: Center) -> None:
     end_alarms(center.catalog, name)
 
 
-@router.post("/{name}/pause", dependencies=[ADMINISTERS], summary="Pause a sink", responses=problems(403, 404))
+@router.post("/{name}/pause", dependencies=[ADMINISTERS], summary="Pause a sink")
 def pause(name: str, center: Center) -> ListedSink:
     """Pauses a sink. For `retention.sinks`, the center keeps the answers that the sink has not written."""
     center.sinks.pause(name, True)
     return sink(name, center)
 
 
-@router.post("/{name}/resume", dependencies=[ADMINISTERS], summary="Resume a sink", responses=problems(403, 404))
+@router.post("/{name}/resume", dependencies=[ADMINISTERS], summary="Resume a sink")
 def resume(name: str, center: Center) -> ListedSink:
     center.sinks.pause(name, False)
     return sink(name, center)
 
 
-@router.post(
-    "/{name}/replay", dependencies=[ADMINISTERS], summary="Write answers again", responses=problems(403, 404, 422)
-)
+@router.post("/{name}/replay", dependencies=[ADMINISTERS], summary="Write answers again")
 def replay(name: str, params: Annotated[FromParams, Query()], center: Center) -> ListedSink:
     """Writes stored answers again: all that were given since the first answer to a window that starts at `from` or
     later.

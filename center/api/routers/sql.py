@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal
 import pyarrow as pa
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Query, Request
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
 from center.api.access import READS, begin_edit, caller, require
 from center.api.bodies import read_document, read_typed_body
-from center.api.measure_models import ApiModel
+from center.api.measure_models import ApiModel, Params
 from center.api.models import stream_columns
 from center.api.negotiation import SQL, negotiate
 from center.api.openapi import OpenApi, problems
@@ -63,9 +63,7 @@ class DroppedQuery(ApiModel):
     """The query. Null: there is none, and the statement has IF EXISTS."""
 
 
-class SqlParams(ApiModel):
-    model_config = ConfigDict(extra="forbid")
-
+class SqlParams(Params):
     format: Annotated[Literal["json", "csv", "arrow"] | None, Field(examples=["arrow"])] = None
     """The form of a table; overrides `Accept`."""
     start: Time | None = None
@@ -107,7 +105,7 @@ _BODY: OpenApi = {
             "content": {CSV: {"schema": {"type": "string"}}, ARROW: {"schema": {"type": "string", "format": "binary"}}},
         },
         201: {"model": Registered, "description": "The query that CREATE has registered."},
-        **problems(403, 404, 406, 408, 409, 413, 415, 422),
+        **problems(403, 404, 406, 409),
     },
 )
 async def run_statement(params: Annotated[SqlParams, Query()], request: Request, center: Center) -> Response:

@@ -39,7 +39,7 @@ def streams(center: Center) -> StreamList:
     "/{stream}/columns",
     dependencies=[ADMINISTERS],
     summary="Declare a stream's columns",
-    responses=problems(403, 408, 409, 413, 415, 422),
+    responses=problems(409),
     openapi_extra=json_body(_EXAMPLE),
 )
 async def declare_columns(stream: str, request: Request, center: Center) -> StreamColumns:
@@ -68,7 +68,7 @@ def _declare(center: Services, stream: str, body: bytes, content_type: str) -> S
     dependencies=[ADMINISTERS],
     status_code=204,
     summary="Let the edges decide again",
-    responses=problems(403, 404, 409),
+    responses=problems(409),
 )
 def undeclare_columns(stream: str, center: Center) -> None:
     """Removes a declaration. The stream then has the columns of its edges.

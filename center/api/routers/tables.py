@@ -7,12 +7,11 @@ from typing import Annotated
 from anyio import from_thread
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Query, Request
-from pydantic import ConfigDict
 from starlette.responses import JSONResponse, Response
 
 from center.api.access import EDITS_TABLE, IN_TURN, READS, READS_TABLE, Caller, caller
 from center.api.bodies import read_body, require_media_type
-from center.api.measure_models import ApiModel
+from center.api.measure_models import Params
 from center.api.openapi import OpenApi, problems
 from center.api.routers.queries import answered_ms
 from center.api.services import Center, Services
@@ -56,16 +55,14 @@ def tables(center: Center, caller: Caller) -> TableList:
     return {"tables": [table_info(table, caller) for table in found if caller.may("reader", table.name)]}
 
 
-@router.get("/{name}", dependencies=[READS_TABLE, IN_TURN], summary="One table and its rows", responses=problems(404))
+@router.get("/{name}", dependencies=[READS_TABLE, IN_TURN], summary="One table and its rows")
 def table(name: str, center: Center, caller: Caller) -> TableDetail:
     """Returns the newest version."""
     found, rows = center.catalog.tables.get(name)
     return {**table_info(found, caller), "data": rows.to_pylist()}
 
 
-class PutParams(ApiModel):
-    model_config = ConfigDict(extra="forbid")
-
+class PutParams(Params):
     key: str | None = None
     """The column that tells the rows apart. Default: the first column."""
     at: Time | None = None
@@ -81,7 +78,7 @@ class PutParams(ApiModel):
     responses={
         200: {"model": TableInfo, "description": "The newest version has the same rows."},
         201: {"model": TableInfo, "description": "The new version."},
-        **problems(403, 408, 409, 413, 415, 422),
+        **problems(409),
     },
 )
 async def put(name: str, params: Annotated[PutParams, Query()], request: Request, center: Center) -> Response:
@@ -110,7 +107,7 @@ def _put(
 
 
 @router.delete(
-    "/{name}", dependencies=[EDITS_TABLE], status_code=204, summary="Delete a table", responses=problems(403, 404, 409)
+    "/{name}", dependencies=[EDITS_TABLE], status_code=204, summary="Delete a table", responses=problems(409)
 )
 def delete(name: str, center: Center) -> None:
     """Deletes all versions of a table. While a running query uses it, the center refuses (409)."""

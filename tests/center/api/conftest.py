@@ -221,7 +221,7 @@ class LastingGuard(SqlGuard):
 def one_guard() -> Iterator[None]:
     guard = LastingGuard(timeout_s=30.0)  # other processes of the tests take the cores
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("center.api.app.SqlGuard", lambda: guard)
+        patch.setattr("center.api.services.SqlGuard", lambda: guard)
         yield
     SqlGuard.close(guard)
 

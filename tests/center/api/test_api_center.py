@@ -233,6 +233,9 @@ def test_openapi_describes_every_endpoint_with_a_summary_and_problems_only(desk)
     body = document["paths"]["/v1/queries"]["post"]["requestBody"]["content"]
     assert body["application/yaml"]["example"].startswith("name: flights_by_carrier")
     assert "HTTPValidationError" not in str(document)
+    define, remove = (document["paths"]["/v1/sinks/{name}"][method]["responses"] for method in ("put", "delete"))
+    assert {"403", "408", "409", "413", "415", "422", "default"} <= set(define) and "404" not in define
+    assert {"403", "404", "default"} <= set(remove) and "413" not in remove
     references = set(re.findall(r"#/components/schemas/(\w+)", str(document)))
     assert references <= set(document["components"]["schemas"])
     answer = document["paths"]["/v1/queries/{name}/latest"]["get"]["responses"]["200"]["content"]

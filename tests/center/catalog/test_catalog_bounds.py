@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from center.catalog import Catalog, IndexOutcome, edge_rows, queries
+from center.catalog import Catalog, IndexOutcome, edge_rows, query_rows
 from center.catalog import schema as t
 from center.catalog.alarms import MAX_LISTED, MAX_MESSAGES, MAX_OF_EDGE, add_alarm
 from center.catalog.edge_rows import REMEMBER_MS
@@ -125,7 +125,7 @@ def test_a_query_that_was_registered_before_the_limit_is_read_and_found_again(
 
 
 def test_deleted_queries_do_not_use_up_the_names_for_ever(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queries, "MAX_QUERIES", 4)
+    monkeypatch.setattr(query_rows, "MAX_QUERIES", 4)
     hello(catalog)
     kept = catalog.queries.register(spec("kept"), 1)[0].ref
     catalog.frames.index([frame(kept, 0)])

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, text
 
-from center.catalog import Catalog, Change
-from center.catalog import queries as module
+from center.catalog import Catalog, Change, query_rows
 from center.catalog.query_borders import BORDER_MARGIN_MS
 from edgewater.base.errors import Conflict, InvalidQuery, InvalidRequest, PreconditionFailed
 from edgewater.model.edge_records import HeartbeatRecord
@@ -162,7 +161,7 @@ def test_an_end_before_the_first_window_is_refused(catalog: Catalog) -> None:
 
 
 def test_the_versions_of_a_query_have_a_limit(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_VERSIONS", 3)
+    monkeypatch.setattr(query_rows, "MAX_VERSIONS", 3)
     catalog.queries.register(spec(), NOW)
     for seconds in (1, 2):
         catalog.queries.register(spec(lateness=f"{seconds}s"), NOW, change=Change())

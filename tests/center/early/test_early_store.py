@@ -229,5 +229,5 @@ def test_the_jobs_metrics_say_what_intervals_and_waits_have_been(world: Stored) 
 def test_arrivals_reach_the_driver_with_the_facts_of_the_frame() -> None:
     body = FrameBody(7, (Partial(0, b"synopsis"),), arrivals=Arrivals(5, (b"a", b"bc")))
     entry = FrameEntry(REF, 1, EdgeId("e"), "i", 1, 0, "segment", 0, 9, 9, BEGIN_MS)
-    batch = to_batch([(KEY, 1)], partials_of_frame(entry, body), [], {KEY: {1: facts_of_frame(entry, body)}})
+    batch = to_batch([(KEY, entry)], partials_of_frame(entry, body), [], {KEY: {1: facts_of_frame(body)}})
     assert [s.arrivals for s in batch.summaries] == [body.arrivals]

@@ -13,6 +13,7 @@ import pytest
 
 from center.catalog import Catalog, SessionStart, UnindexedFrame
 from center.config import CenterConfig
+from center.job.job_parts import JobParts
 from center.job.ledger_writer import LedgerWriter
 from center.job.merge import MergeTask
 from center.job.metrics import JobMetrics
@@ -84,6 +85,10 @@ class World:
 
     def clock(self) -> int:
         return self.now
+
+    def shared(self, store: ResultStore | None = None) -> JobParts:
+        """Returns what the parts of a job share."""
+        return JobParts(self.catalog, store or self.store, JobMetrics(), self.clock)
 
     def close(self) -> None:
         self.catalog.close()
@@ -226,6 +231,6 @@ def metrics() -> JobMetrics:
 
 @pytest.fixture
 def writer(world: World, metrics: JobMetrics) -> Iterator[LedgerWriter]:
-    writer = LedgerWriter(Ledger(), world.store, world.catalog, metrics, now_ms=world.clock)
+    writer = LedgerWriter(Ledger(), JobParts(world.catalog, world.store, metrics, world.clock))
     yield writer
     writer.close()

@@ -11,6 +11,7 @@ from center.job.admission import BatchLimits
 from center.job.batch_applier import BatchApplier
 from center.job.delta_sweep import MAX_UNAPPLIED_BYTES, DeltaSweep
 from center.job.frame_retention import FrameRetention
+from center.job.job_parts import JobParts
 from center.job.ledger_writer import LedgerWriter
 from center.job.loop_core import FIRST_DELAY_S, Lane
 from center.job.merge import Frame, Part, PartOutcome
@@ -143,16 +144,12 @@ class Plans:
             world.results_url, self.max_answer_bytes, costly_ms=self._costly_ms, segments=world.segments
         )
         self.store.load_ledger(self.ledger)
-        self.writer = LedgerWriter(
-            self.ledger, self.store, world.catalog, self.metrics, now_ms=world.clock,
-            progress=self._progress,
-        )  # fmt: skip
-        self.applier = BatchApplier(self.writer, world.catalog, self.metrics, world.log_dir, now_ms=world.clock)
+        shared = JobParts(world.catalog, self.store, self.metrics, world.clock, self._progress)
+        self.writer = LedgerWriter(self.ledger, shared)
+        self.applier = BatchApplier(self.writer, shared, world.log_dir)
         planner = FramePlanner(world.catalog, self.writer.consumed, self._limits or BatchLimits(), lambda: self.seconds)
-        retention = FrameRetention(
-            world.catalog, self.store, FrameLog(world.log_dir), keep_ms=self._keep_frames_ms, every_ms=0
-        )
-        sweep = DeltaSweep(self.store, self.metrics, every_ms=0, most_bytes=self._most_unapplied)
+        retention = FrameRetention(shared, FrameLog(world.log_dir), keep_ms=self._keep_frames_ms, every_ms=0)
+        sweep = DeltaSweep(shared, every_ms=0, most_bytes=self._most_unapplied)
         self.loop = MergeLoop(
             planner, self.applier, self.merger, 2, lambda: retention.run(world.clock()), sweep, now_ms=world.clock,
             monotonic=lambda: self.seconds,

@@ -150,12 +150,12 @@ def test_a_driver_that_is_killed_while_tasks_merge_an_answer_loses_and_falsifies
     places = {
         "when they are wanted": (LedgerWriter, "parts"),
         "when they are merged": (MergeLoop, "_give"),
-        "before they are written": (store, "write_answers"),
+        "before they are written": (writes, "write_answers"),
     }
     with monkeypatch.context() as patch:
         where, name = places[killed]
-        if where is store:
-            written = store.write_answers
+        if where is writes:
+            written = writes.write_answers
 
             def die_with_merges(*args: Any) -> None:
                 written(*args)
@@ -244,7 +244,7 @@ def test_many_large_windows_that_are_due_at_once_are_answered_in_several_steps(
         steps.append({ref: sum(e.query == ref for e in emissions) for ref in (large, small)})
         written(connection, ledger, emissions, *more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(store, "write_answers", count)
+    monkeypatch.setattr(writes, "write_answers", count)
     job.run()
     assert world.answers() == world.truth
     assert max(step[small] for step in steps) == 20, "small ones at once"

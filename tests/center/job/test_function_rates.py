@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from center.job.function_rates import FunctionRatePlanner, FunctionRates
+from center.job.job_parts import JobParts
 from center.job.ledger_writer import LedgerWriter
 from center.job.metrics import JobMetrics
 from center.ledger import FrameSummary
@@ -51,7 +52,7 @@ def answer_window(world: Any, writer: LedgerWriter, ref: QueryRef, window: int, 
 
 def test_every_edge_gets_the_rate_that_the_newest_window_needed(world: Any, writer: LedgerWriter) -> None:
     metrics = JobMetrics()
-    planner = FunctionRatePlanner(writer, world.store, world.catalog, metrics)
+    planner = FunctionRatePlanner(writer, JobParts(world.catalog, world.store, metrics, world.clock))
     ref = world.catalog.queries.register(median_spec("q"), world.now)[0].ref
     writer.advance()
     planner.update()
@@ -70,7 +71,7 @@ def test_every_edge_gets_the_rate_that_the_newest_window_needed(world: Any, writ
 
 
 def test_a_sample_that_would_make_other_measures_wrong_is_not_asked_for(world: Any, writer: LedgerWriter) -> None:
-    planner = FunctionRatePlanner(writer, world.store, world.catalog, JobMetrics())
+    planner = FunctionRatePlanner(writer, world.shared())
     world.catalog.queries.register(median_spec("q", n="count()"), world.now)
     writer.advance()
 
@@ -82,7 +83,7 @@ def test_a_sample_that_would_make_other_measures_wrong_is_not_asked_for(world: A
 def test_a_query_whose_function_fails_does_not_block_the_others(
     world: Any, writer: LedgerWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planner = FunctionRatePlanner(writer, world.store, world.catalog, JobMetrics())
+    planner = FunctionRatePlanner(writer, world.shared())
     refs = [world.catalog.queries.register(median_spec(name), world.now)[0].ref for name in ("bad", "good")]
     writer.advance()
     for ref in refs:
@@ -102,7 +103,7 @@ def test_a_query_whose_function_fails_does_not_block_the_others(
 
 
 def test_a_deleted_query_is_forgotten(world: Any, writer: LedgerWriter) -> None:
-    planner = FunctionRatePlanner(writer, world.store, world.catalog, JobMetrics())
+    planner = FunctionRatePlanner(writer, world.shared())
     ref = world.catalog.queries.register(median_spec("q"), world.now)[0].ref
     writer.advance()
     answer_window(world, writer, ref, 0, spread=20.0)
@@ -118,7 +119,7 @@ def test_a_deleted_query_is_forgotten(world: Any, writer: LedgerWriter) -> None:
 def test_a_thread_that_is_stopped_ends(world: Any, writer: LedgerWriter) -> None:
     stop, leads = threading.Event(), threading.Event()
     leads.set()
-    planner = FunctionRatePlanner(writer, world.store, world.catalog, JobMetrics())
+    planner = FunctionRatePlanner(writer, world.shared())
     thread = Tasks().thread("function-rates", lambda: planner.run(stop, leads))
 
     stop.set()

@@ -9,7 +9,6 @@ import pytest
 from center.job.batch_applier import to_batch
 from center.job.loop_core import positions_of
 from center.job.merge import SkipKind, Skipped, SlicePartial, merge_partials
-from center.storage.frame_facts import FrameFacts
 from center.storage.frame_log import FrameEntry
 from edgewater.base.errors import StorageError, SynopsisError
 from edgewater.base.streams import MIN_TIME_MS, EdgeId
@@ -35,13 +34,16 @@ def entry(position: int, edge: str = "jfk") -> FrameEntry:
     return FrameEntry(REF, position, EdgeId(edge), "i1", position + 40, 7, "segment", 0, 10, 123, 5_000 + position)
 
 
+FRAMES = [(KEY, entry(n)) for n in (1, 2)]
+
+
 def partials(position: int, *of_frame: Partial) -> list[SlicePartial]:
     return partials_of_frame(entry(position), FrameBody(0, of_frame))
 
 
-def facts(*bodies: FrameBody) -> dict[str, dict[int, FrameFacts]]:
+def facts(*bodies: FrameBody) -> dict[str, dict[int, bytes]]:
     """Of the frames at the first positions."""
-    return {KEY: {n: facts_of_frame(entry(n), body) for n, body in enumerate(bodies, 1)}}
+    return {KEY: {n: facts_of_frame(body) for n, body in enumerate(bodies, 1)}}
 
 
 def total(payload: bytes) -> int:
@@ -94,7 +96,7 @@ def test_the_summary_of_a_frame_has_its_facts() -> None:
     close = SliceClose(1000, 12, 3)
     body = FrameBody(2000, (Partial(2000, make_synopsis(1)), Partial(1000, make_synopsis(1))), (close,))
 
-    (fact,) = to_batch([(KEY, 1)], partials_of_frame(entry(1), body), [], facts(body)).summaries
+    (fact,) = to_batch(FRAMES[:1], partials_of_frame(entry(1), body), [], facts(body)).summaries
 
     assert (fact.query, fact.position, fact.edge, fact.incarnation) == (REF, 1, "jfk", "i1")
     assert (fact.through_ms, fact.closes, fact.touched) == (2000, (close,), (1000, 2000))
@@ -105,7 +107,7 @@ def test_a_key_that_two_tasks_have_merged_becomes_two_deltas() -> None:
     bodies = [FrameBody(0, (Partial(0, make_synopsis(i)),)) for i in (1, 2)]
     tasks = [merge_partials(partials_of_frame(entry(i), bodies[i - 1]))[0] for i in (2, 1)]
 
-    batch = to_batch([(KEY, 1), (KEY, 2)], (p for merged in tasks for p in merged), [], facts(*bodies))
+    batch = to_batch(FRAMES, (p for merged in tasks for p in merged), [], facts(*bodies))
 
     assert {(total(delta.data), delta.position) for delta in batch.deltas} == {(1, 1), (2, 2)}
     assert [f.position for f in batch.summaries] == [1, 2]
@@ -115,9 +117,7 @@ def test_a_key_that_two_tasks_have_merged_becomes_two_deltas() -> None:
 def test_a_damaged_frame_counts_as_read_and_its_facts_are_not_used() -> None:
     damage = Skipped(KEY, 2, SkipKind.DAMAGED, "torn")
 
-    batch = to_batch(
-        [(KEY, 1), (KEY, 2)], [], [damage], facts(FrameBody(0), FrameBody(1000, closes=(SliceClose(0, 5, 0),)))
-    )
+    batch = to_batch(FRAMES, [], [damage], facts(FrameBody(0), FrameBody(1000, closes=(SliceClose(0, 5, 0),))))
 
     assert batch.through == {KEY: 2} and batch.skipped == (damage,)
     damaged = batch.summaries[1]
@@ -128,14 +128,14 @@ def test_a_damaged_frame_counts_as_read_and_its_facts_are_not_used() -> None:
 
 def test_frames_that_left_the_index_after_they_were_read_are_not_applied() -> None:
     with pytest.raises(StorageError):
-        to_batch([(KEY, 1), (KEY, 2)], [], [], facts(FrameBody(0)))
+        to_batch(FRAMES, [], [], facts(FrameBody(0)))
 
 
 def test_a_refused_partial_is_stated_as_a_loss_of_its_own_frame() -> None:
     bodies = [FrameBody(0, (Partial(0, synopsis),)) for synopsis in (make_synopsis(1), b"rubbish")]
     merged, refused = merge_partials(p for n, b in enumerate(bodies, 1) for p in partials_of_frame(entry(n), b))
 
-    batch = to_batch([(KEY, 1), (KEY, 2)], merged, refused, facts(*bodies))
+    batch = to_batch(FRAMES, merged, refused, facts(*bodies))
 
     assert [[(x.reason, x.from_ms) for x in s.losses] for s in batch.summaries] == [[], [("partial-refused", 0)]]
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from center.job.job_parts import JobParts
 from center.job.leadership import Leadership, LeaseWatch, display_name, is_gone, new_owner
 from center.job.ledger_writer import DeadlineLoop, LedgerWriter
 from center.job.metrics import JobMetrics
@@ -26,12 +27,10 @@ class Driver:
     def __init__(self, world: Any, name: str, drivers: int = 1) -> None:
         self.now_s, self.metrics, self.terms = 0.0, JobMetrics(), 0
         self.store = ResultStore(world.results_url)
-        events = world.catalog
-        self.writer = LedgerWriter(Ledger(), self.store, events, self.metrics, now_ms=world.clock)
+        shared = JobParts(world.catalog, self.store, self.metrics, world.clock)
+        self.writer = LedgerWriter(Ledger(), shared)
         self.leadership = Leadership(
-            self.store,
-            self.metrics,
-            now_ms=world.clock,
+            shared,
             monotonic=lambda: self.now_s,
             began=self._begin,
             lease_ms=3_000,

@@ -148,7 +148,7 @@ def test_a_taken_address_is_refused_by_its_key() -> None:
 
 def test_retention_drops_what_the_store_holds_and_nothing_else(world: Any, writer: LedgerWriter, ref: QueryRef) -> None:
     world.ship_window(ref, 0)
-    retention = FrameRetention(world.catalog, world.store, world.log, every_ms=1_000)
+    retention = FrameRetention(world.shared(), world.log, every_ms=1_000)
 
     assert retention.run(0) == []
     writer.apply([], [], {"a@1": 4})
@@ -163,7 +163,7 @@ def test_retention_keeps_frames_for_as_long_as_asked(world: Any, writer: LedgerW
         world.ship_window(ref, window)
         world.now += 10_000
     writer.apply([], [], {"a@1": 18})
-    retention = FrameRetention(world.catalog, world.store, world.log, keep_ms=15_000, every_ms=0)
+    retention = FrameRetention(world.shared(), world.log, keep_ms=15_000, every_ms=0)
 
     retention.run(world.now)
 
@@ -182,8 +182,7 @@ def test_a_clock_that_is_set_answers_no_window_without_records(world: Any, by_ms
             given += writer.advance()
         return given
 
-    events = world.catalog
-    writer = LedgerWriter(Ledger(), world.store, events, JobMetrics(), now_ms=world.clock, monotonic=lambda: steady_s)
+    writer = LedgerWriter(Ledger(), world.shared(), monotonic=lambda: steady_s)
     world.catalog.queries.register(staleness_spec("q"), world.now)
     assert len(pass_s(10)) in (7, 8), "a window a second, two seconds after its end"
     world.now += by_ms

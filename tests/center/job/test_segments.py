@@ -13,7 +13,6 @@ from sqlalchemy import event
 
 from center.job.delta_sweep import DeltaSweep
 from center.job.merge_loop import MergeLoop
-from center.job.metrics import JobMetrics
 from center.results import ResultStore
 from center.results.writes import MAX_SIDE_BY_SIDE
 from center.storage import delta_segments
@@ -152,7 +151,7 @@ def test_a_leader_sweeps_what_nobody_can_name_any_more(world: World) -> None:
     for prefix in (*swept, *kept):
         world.segments.place(prefix, [Delta("a@1", 0, b"data")])
     world.segments.root.joinpath(own, "6-partly").write_bytes(b"")
-    sweep = DeltaSweep(store, JobMetrics(), every_ms=10, most_bytes=8)
+    sweep = DeltaSweep(world.shared(store), every_ms=10, most_bytes=8)
     for n in range(2):  # a zombie writes after a sweep
         sweep.run(world.now + 100 * n, lambda plan: plan == 7)
         assert {name.rpartition("-")[0] for name in names(world)} == set(kept)

@@ -21,7 +21,7 @@ SPEC = query(SUMS, budget={"error": {"s": 5, "r": "1%"}})
 def codes(share: float = 0.01, signs: frozenset[int] = frozenset({1}), **withheld: Any) -> list[str]:
     bounds = {n: WithheldBound(above, 0.0, None, share, 0.0) for n, above in withheld.items()}
     totals = CloseTotals(1, 0, bounds, {"r": signs})
-    facts = window_facts(SPEC, totals, expected=1, missing=(), staleness_ms=0, first_staleness_ms=0)
+    facts = window_facts(SPEC, totals, expected=1, staleness_ms=0, first_staleness_ms=0)
     return [violation.code for violation in violations_of_facts(facts, SPEC)]
 
 

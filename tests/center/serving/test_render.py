@@ -15,7 +15,7 @@ from center.ledger.withheld import CloseTotals
 from center.results import AnswerRecord
 from center.serving.measures import MeasureQuestions
 from center.serving.render import denoted_values
-from edgewater.answers import Phase, WithheldBound
+from edgewater.answers import UNKNOWN, Cause, Deviation, Phase, WithheldBound
 from edgewater.answers.stored import facts_to_json
 from edgewater.base.timestamps import rfc3339
 from edgewater.model.query import QuerySpec
@@ -52,7 +52,8 @@ def record(
     **changes: Any,
 ) -> AnswerRecord:
     totals = CloseTotals(observed=5, withheld=withheld)
-    facts = window_facts(query, totals, expected=2, missing=missing, staleness_ms=180, first_staleness_ms=180)
+    lacks = tuple(Deviation(Cause.MISSING, edge, lacks=UNKNOWN) for edge in missing)
+    facts = window_facts(query, totals, expected=2, deviations=lacks, staleness_ms=180, first_staleness_ms=180)
     given = {
         "answer_id": 7,
         "query": QueryRef(query.name, 1),
