@@ -1,0 +1,100 @@
+"""Scenarios in virtual time, for values of constants. Each returns costs: the less, the better."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from bench.budgets.cells import DEFAULT, OPTIMAL, WARM_UP, Cell, Setting, measure
+from bench.budgets.traces import zipf
+from bench.budgets.workload import BudgetsSize
+from bench.least_bytes import fewest, generated
+from bench.least_bytes import measure as measure_least
+from edgewater.model.query import QuerySpec
+from sim.budgets.link import SimulatedLink
+from sim.wire.experiment import run
+
+WINDOWS, RECORDS = 7, 4_000
+WIRE_WINDOW_MS = 10_000
+Costs = dict[str, float]
+
+
+def entries_only(trace: str, kind: str, bandwidth: str, budget: float, seed: int) -> Costs:
+    """Returns the costs on a link where only entries take bytes, beside the offline optimum (`bench.budgets`)."""
+    size = BudgetsSize(WINDOWS, seed, RECORDS)
+    setting, cost = Setting(trace, "sum", bandwidth, kind), "staleness" if kind == "error" else "error"
+    row, best = (measure(Cell(setting, budget, policy, size)) for policy in (DEFAULT, OPTIMAL))
+    slot = row["slot"] if cost == "staleness" else 1e-4
+    lost = np.mean(np.array(row[kind][WARM_UP:]) > budget * (1.0 + 1e-9))
+    return {
+        "bytes": row["updates_per_window"], cost: float(np.mean(row[cost][WARM_UP:])), "lost": float(lost),
+        "regret": (float(np.mean(row[cost][WARM_UP:])) + slot) / (float(np.mean(best[cost][WARM_UP:])) + slot),
+    }  # fmt: skip
+
+
+def four_edges(staleness: float | None, part: int, seed: int) -> Costs:
+    """Returns the costs of an error budget over four edges, with frames of real size (`bench.least_bytes`)."""
+    load = generated(5, seed, 4_000, 1_000)
+    sums = load.sums()
+    limit = 0.01 * float(sums.sum(axis=1).max())
+    equal, best = fewest(sums, limit)
+    bandwidth = (400.0 + 9.0 * equal / len(sums) / 4) / (load.window_ms / 1000 / part)
+    row = measure_least(load, limit, staleness, bandwidth)
+    costs = {"bytes": row["bytes"], "staleness": row["staleness_p95"], "regret": row["entries"] / best}
+    return costs | {"lost": row["late_windows"] / row["windows"] + (row["worst_error"] > 1.0 + 1e-9)}
+
+
+def wire(bytes_s: float, bucket: float, budget: dict[str, Any], seed: int, windows: int = WINDOWS) -> Costs:
+    """Returns the costs of two edges with the production uplink, over packets."""
+    trace = zipf(windows, WIRE_WINDOW_MS, records=1_500, groups=600, seed=seed)
+    parts = trace.split(np.random.default_rng(seed).integers(0, 2, len(trace)), 2)
+    query = QuerySpec.from_mapping({
+        "name": "wire", "from": "trace", "group_by": ["key"], "measures": {"value": "sum(value)"},
+        "window": {"tumbling": f"{WIRE_WINDOW_MS}ms"}, "edges": ["edge0", "edge1"],
+    } | ({"budget": budget} if budget else {}))  # fmt: skip
+    link = SimulatedLink(bytes_s, latency_ms=30.0, jitter_ms=5.0, seed=seed, bucket_bytes=bucket)
+    out = run(trace, parts, query, link)
+    stale_s = out.staleness[1:] * WIRE_WINDOW_MS / 1000
+    costs = {"bytes": out.bytes, "staleness": float(np.mean(stale_s))}
+    if "error" in budget:
+        costs["lost"] = float(np.mean(out.error > budget["error"]["value"] * (1.0 + 1e-9)))
+    else:
+        costs["error"] = float(np.mean(out.relative_error[1:])) + 1e-3
+    if "staleness" in budget:
+        costs["lost"] = costs.get("lost", 0.0) + float(np.mean(stale_s > 1.0))
+    return costs
+
+
+ERROR, STALENESS = {"error": {"value": 3e5}}, {"staleness": "1s"}
+SCENARIOS: dict[str, Callable[[int], Costs]] = {
+    "entries/zipf/error": partial(entries_only, "zipf", "error", "low", 1e-3),
+    "entries/rhythm/error": partial(entries_only, "rhythm", "error", "low", 3e-4),
+    "entries/zipf/staleness": partial(entries_only, "zipf", "staleness", "low", 0.03),
+    "entries/rhythm/staleness": partial(entries_only, "rhythm", "staleness", "low", 0.03),
+    "entries/flights/staleness": partial(entries_only, "flights", "staleness", "medium", 0.03),
+    "edges/error": partial(four_edges, None, 8),
+    "edges/combined": partial(four_edges, 0.1, 12),
+    "wire/1/exact": partial(wire, 1024, 0.0, {}),
+    "wire/1/error": partial(wire, 1024, 0.0, ERROR),
+    "wire/0.6/combined": partial(wire, 600, 0.0, {**ERROR, **STALENESS}),
+    "wire/0.8/staleness": partial(wire, 800, 0.0, STALENESS),
+    "wire/bucket/staleness": partial(wire, 500, 4_000.0, STALENESS),
+    "wire/64/exact": partial(wire, 65_536, 0.0, {}),
+    "wire/1/bytes": partial(wire, 1024, 0.0, {"bytes": {"amount": "250KB", "per": "hour"}}, windows=30),
+}
+
+
+def main(names: list[str], seeds: range) -> None:
+    """Prints the costs of scenarios, one line per seed."""
+    for name in names:
+        for seed in seeds:
+            print(json.dumps({"scenario": name, "seed": seed, **SCENARIOS[name](seed)}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[2:] or list(SCENARIOS), range(1, 1 + int(sys.argv[1])))
