@@ -77,6 +77,7 @@ SCENARIOS: dict[str, Callable[[int], Costs]] = {
     "entries/zipf/staleness": partial(entries_only, "zipf", "staleness", "low", 0.03),
     "entries/rhythm/staleness": partial(entries_only, "rhythm", "staleness", "low", 0.03),
     "entries/flights/staleness": partial(entries_only, "flights", "staleness", "medium", 0.03),
+    "entries/flights/error": partial(entries_only, "flights", "error", "high", 0.01),
     "edges/error": partial(four_edges, None, 8),
     "edges/combined": partial(four_edges, 0.1, 12),
     "wire/1/exact": partial(wire, 1024, 0.0, {}),
