@@ -1,6 +1,6 @@
 """When the records of each group came in the newest slices, for streams that follow a schedule.
 
-An `ArrivalProfile` says in which part of a slice a group has its records. A schedule is finer: a flight leaves at the
+`arrival_profile` says in which part of a slice a group has its records. A schedule is finer: a flight leaves at the
 same minute each day, and after the last flight nothing more comes. So for streams with few records the times of the
 newest `SLICES` slices are stored. The expected number of records to come is a weighted mean. Its terms are the numbers
 of records in these slices after the same time, and the profile's forecast, which counts as `PRIOR` slices.
@@ -9,8 +9,9 @@ Records on a schedule vary less in number than a Poisson process. The variance o
 mean is learnt for classes of the mean. P(no record) is the probability under the binomial (φ < 1) or negative binomial
 distribution with these two moments, φ^(−m/(φ−1)).
 
-When a slice closes, the forecasts with and without the times are scored at `CHECKPOINTS`, like the experts of the
-profile. The times are used as long as the forecasts with them have the larger discounted score.
+When a slice closes, the forecasts with and without the times are scored at `CHECKPOINTS`, by the Poisson log-likelihood
+of the records that then came (Gneiting and Raftery, JASA 102, 2007, section 3.3). The times are used as long as the
+forecasts with them have the larger discounted score.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edge.cache.arrival_profile import DISCOUNT, MIN_EXPECTED
 from edgewater.synopses import FloatArray, IntArray
 from edgewater.synopses.encoding.state import State
 
@@ -37,6 +37,10 @@ SLICES = 4
 RETAINED = 0.7
 """Weight of a slice, relative to the next newer slice."""
 PRIOR = 1.0
+DISCOUNT = 0.8
+"""Weight of the scores of earlier slices, relative to the next newer slice."""
+MIN_EXPECTED = 1e-3
+"""Smaller expectations are scored as this value, since a group without records so far may always get one."""
 CHECKPOINTS = (0.5, 0.75, 0.875, 0.94, 0.97, 0.985, 0.995)
 """Elapsed fractions of a slice."""
 CLASSES: FloatArray = np.array([0.03, 0.1, 0.3, 0.7, 1.5, 5.0])
