@@ -13,6 +13,7 @@ Source: Heintz, Chandra, Sitaraman, "Trading Timeliness and Accuracy in Geo-Dist
 from edge.cache.arrival_profile import parts_of
 from edge.cache.entries import Shipment, SliceEntries
 from edge.cache.error_limits import ErrorLimits, primary_mask
+from edge.cache.error_target import NEWEST_WEIGHT
 from edge.cache.history import GroupHistory
 from edge.cache.policy import (
     RankingContext,
@@ -24,7 +25,14 @@ from edge.cache.policy import (
     rank_open,
     rank_open_by_deadline,
 )
-from edge.cache.send_queue import EMPTY_SELECTION, MAX_QUEUED, GroupSelection, SendQueue, max_entries_per_frame
+from edge.cache.send_queue import (
+    EMPTY_SELECTION,
+    MAX_QUEUED,
+    RERANK_FRACTION,
+    GroupSelection,
+    SendQueue,
+    max_entries_per_frame,
+)
 from edge.cache.sizing import SendSlots
 from edge.cache.timetable import positions_of
 from edge.cache.withheld import withheld_of

@@ -29,7 +29,8 @@ DAMPING = 0.35
 applied."""
 REMAINING: FloatArray = np.array([0.01, 0.02, 0.03, 0.045, 0.06, 0.09, 0.125, 0.18, 0.25, 0.35, 0.5])
 """The remaining fractions of a slice at which the number of entries above the target is recorded."""
-LEARNING_RATE = 0.3
+NEWEST_WEIGHT = 0.3
+"""The weight of the newest value in running means: of slices, of frames and of reports."""
 FIRST_FRACTION = 0.5
 """The second slice's target, as a fraction of the first slice's reached error. The first slice had no history."""
 INITIAL_SLOPE = 2.0
@@ -139,7 +140,7 @@ class ErrorTarget:
 
     def _learn_decrease(self, decrease: FloatArray) -> None:
         measured = np.isfinite(decrease)
-        weight = np.where(np.isnan(self.decrease), 1.0, LEARNING_RATE)
+        weight = np.where(np.isnan(self.decrease), 1.0, NEWEST_WEIGHT)
         mean = weight * decrease + (1.0 - weight) * np.nan_to_num(self.decrease)
         self.decrease = np.where(measured, mean, self.decrease)
 

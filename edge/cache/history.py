@@ -15,18 +15,15 @@ import numpy.typing as npt
 
 from edge.cache.arrival_profile import MAX_COUNT, PARTS, records_to_come, shapes
 from edge.cache.entries import RecallCache, SliceEntries, largest_size
-from edge.cache.error_target import ErrorTarget
+from edge.cache.error_target import NEWEST_WEIGHT, ErrorTarget
 from edge.cache.timetable import CHECKPOINTS, Timetable, position_at
 from edgewater.synopses import BoolArray, FloatArray, IntArray
 from edgewater.synopses.encoding.state import State
 
 MAX_HISTORY_GROUPS = 1 << 16  # limit: memory of the history
-LEARNING_RATE = 0.3
-"""Weight of the newest slice."""
 FORGOTTEN_BELOW = 0.02
 """Mean records per slice below which a group is dropped: after about ten slices without a record."""
 CURVE_BINS = 64
-NEEDED_DECAY = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +142,7 @@ class GroupHistory:
             [entries.arrivals, *(a for m in self.measures for a in (entries.size(m), entries.squares(m)))], np.float32
         ).reshape(len(self._values), len(entries))
         self._learn_times(entries)
-        weight = LEARNING_RATE if self.slices else 1.0
+        weight = NEWEST_WEIGHT if self.slices else 1.0
         hashes, inverse = np.unique(np.concatenate([self._hashes, entries.hashes()]), return_inverse=True)
         values = np.zeros((len(self._values), len(hashes)), np.float32)
         known = len(self._hashes)
@@ -187,7 +184,7 @@ class GroupHistory:
 
     def learn_needed(self, groups: int) -> None:
         """Updates `needed` with a slice that had to send this many groups; it falls more slowly than it rises."""
-        self.needed = max(float(groups), NEEDED_DECAY * self.needed)
+        self.needed = max(float(groups), (1.0 - NEWEST_WEIGHT) * self.needed)
 
     def learn_curve(self, first_seen: npt.NDArray[np.float32]) -> None:
         """Learns when, within a slice, the groups with the largest initial prefix errors first appear."""

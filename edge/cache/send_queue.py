@@ -21,7 +21,7 @@ from edgewater.synopses.encoding.state import State
 
 RERANK_FRACTION = 0.03
 """The fraction of an open slice's remaining time after which its entries are ranked again."""
-FRAME_TIME_FRACTION = 0.015
+FRAME_TIME_FRACTION = RERANK_FRACTION / 2
 """The fraction of an open slice's remaining time that one frame may occupy the link. The frame's values do not change
 after it was built."""
 MIN_ENTRIES_PER_FRAME = 16

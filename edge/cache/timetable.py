@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edge.cache.error_target import NEWEST_WEIGHT
 from edgewater.synopses import FloatArray, IntArray
 from edgewater.synopses.encoding.state import State
 
@@ -34,11 +35,9 @@ TIMES_PER_GROUP = 16
 """A slice with more than `FEW_TIMES` records, and more than this many per group, follows no schedule. Its times are not
 stored."""
 SLICES = 4
-RETAINED = 0.7
-"""Weight of a slice, relative to the next newer slice."""
+RETAINED = 1.0 - NEWEST_WEIGHT
+"""Weight of a slice, and of its scores, relative to the next newer slice."""
 PRIOR = 1.0
-DISCOUNT = 0.8
-"""Weight of the scores of earlier slices, relative to the next newer slice."""
 MIN_EXPECTED = 1e-3
 """Smaller expectations are scored as this value, since a group without records so far may always get one."""
 CHECKPOINTS = (0.5, 0.75, 0.875, 0.94, 0.97, 0.985, 0.995)
@@ -235,10 +234,10 @@ class Timetable:
             return
         mean = np.array([self.expected(numbers, *pair) for pair in zip(CHECKPOINTS, otherwise, strict=True)])
         used, other = (np.maximum(m, MIN_EXPECTED) for m in (mean, otherwise))
-        self.advantage = DISCOUNT * self.advantage + float((later * np.log(used / other) - used + other).sum())
+        self.advantage = RETAINED * self.advantage + float((later * np.log(used / other) - used + other).sum())
         at = np.digitize(mean, CLASSES).ravel()
         sums = [np.bincount(at, a.ravel(), len(CLASSES) + 1) for a in ((later - mean) ** 2, mean)]
-        self.spread = DISCOUNT * self.spread + np.array(sums)
+        self.spread = RETAINED * self.spread + np.array(sums)
 
     def learn(self, times: RecordTimes | None) -> None:
         """Adds the slice that has just closed; None: it had too many records."""

@@ -56,7 +56,8 @@ from edgewater.synopses import FloatArray, Stack
 from edgewater.wire import Withheld
 
 EARLY_MARGIN = 1.5
-"""Without a staleness budget, sending begins this many times as early as the link needs."""
+"""Unless an error and a staleness are limited, sending begins this many times as early as the link needs: values change
+meanwhile."""
 LATE_SHARE = 1 / 8
 """If the watermark is further behind the clock than this fraction of a slice, the source may be late. Without a
 staleness budget, nothing of an ended slice is then sent early, since most groups will change."""
@@ -67,8 +68,6 @@ BYTES_MARGIN = 1.25
 """Under a byte budget, an entry is expected to be so many times as large as usual."""
 MAX_OVERSHOOT = 2
 """The entries of a frame may take this many times its capacity, if there is more than one."""
-DRAIN_SAFETY = 2.0
-"""Before a slice closes, sending takes this many times as long as the link needs, because values change meanwhile."""
 FIRST_GROUPS = 48
 """The groups in a message of first closes. On 4 KiB/s such a message takes about half a second."""
 
@@ -359,7 +358,7 @@ class StalenessPolicy(ExactPolicy):
             entries = int(rate * (due_ms - open_.now_ms) - first)
         if entries < 1:
             return None
-        drain_ms = DRAIN_SAFETY * pending * open_.entry_bytes / max(open_.link.likely_bytes_per_ms, 1e-3)
+        drain_ms = EARLY_MARGIN * pending * open_.entry_bytes / max(open_.link.likely_bytes_per_ms, 1e-3)
         from_ms = due_ms - drain_ms if self._waits else float(open_.start_ms)
         return EarlySends(entries, min(from_ms, end) if drain_ms >= MIN_DRAIN_MS * open_.link.speed else end, 0)
 

@@ -21,7 +21,7 @@ from itertools import chain
 
 import numpy as np
 
-from edge.cache import GroupHistory, GroupSelection, SendQueue, errors_left, primary_mask
+from edge.cache import NEWEST_WEIGHT, GroupHistory, GroupSelection, SendQueue, errors_left, primary_mask
 from edge.core.arrival_reports import ArrivalMonitor, ArrivalReport
 from edge.core.byte_budget import ByteRoom
 from edge.core.close_barrier import close_barrier_ms, is_unreported
@@ -30,7 +30,7 @@ from edge.core.least_bytes import EarlySends, OpenSlice
 from edge.core.link_plan import LEVELS, Demand, bytes_above
 from edge.core.policies import PullConditions, PullContext, limit_to_capacity
 from edge.core.slice_store import SliceStore
-from edge.core.slices import INITIAL_ENTRY_BYTES, LinkEstimate, Slice
+from edge.core.slices import FEW_ENTRIES, INITIAL_ENTRY_BYTES, LinkEstimate, Slice
 from edgewater.base.streams import MIN_TIME_MS
 from edgewater.guard.frame_work import FULL_FRAME_WORK, FrameWork
 from edgewater.guard.partial_check import group_bytes, max_groups
@@ -42,10 +42,6 @@ from edgewater.synopses.encoding.state import State
 MOST_LEARNED = 32
 """The history learns from so many of the closed slices that are to be sent. What older ones add has faded to less than
 1 % when the newest one is learned."""
-ENTRY_BYTES_RATE, FEW_ENTRIES = 0.3, 32
-"""Weight of the newest partial in the estimated size of entries; half of it for so many entries."""
-
-
 PARTIAL_BYTES, LOSS_BYTES = 32, 64
 """Upper bounds of a partial without its synopsis, and of a loss of input without its source, in a frame."""
 
@@ -419,9 +415,8 @@ class Shipper:
             return
         send = self._state.send(start, self._store.slices[start].entries.in_key_order(groups))
         draft.add(start, send)
-        # The estimate follows the actual size of entries, so that frames are about as large as the capacity. Partials
-        # of few entries are mostly header.
-        weight = ENTRY_BYTES_RATE * len(groups) / (len(groups) + FEW_ENTRIES)
+        # The estimate follows the actual size of entries, so that frames are about as large as the capacity.
+        weight = NEWEST_WEIGHT * len(groups) / (len(groups) + FEW_ENTRIES)
         self.entry_bytes += weight * (len(send.partial.synopsis) / len(groups) - self.entry_bytes)
 
     # Selection of groups
