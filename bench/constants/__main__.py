@@ -9,14 +9,13 @@ turns a mechanism off; several with commas are changed together.
 from __future__ import annotations
 
 import ast
-import json
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatch
-from importlib import abc, machinery, util
+from functools import partial
+from importlib import abc, import_module, machinery, util
+from multiprocessing import get_context
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -26,8 +25,7 @@ import numpy as np
 
 from bench.outcome import OUT, store_result
 
-CHILD = "import sys; from bench.constants.__main__ import run_changed; run_changed(sys.argv[1], sys.argv[2:])"
-NAMES = "entries/*", "edges/*", "wire/*"
+PATTERNS = "entries/*", "edges/*", "wire/*", "link/*"
 SHOWN = 0.005
 """Smaller changes of a cost are not printed."""
 
@@ -68,28 +66,40 @@ class _Finder(abc.MetaPathFinder):
         return util.spec_from_file_location(fullname, file, loader=loader)
 
 
-def run_changed(changed: str, arguments: list[str]) -> None:
-    """Runs scenarios with changed constants, such as ``edge.cache.policy:NEARLY_SURE=2``."""
+def _module(name: str, changed: str = "") -> Any:
+    """Imports a module of the product or of this bench, with changed constants."""
     changes: dict[str, dict[str, str]] = defaultdict(dict)
     for each in filter(None, changed.split(";")):
         place, _, value = each.partition("=")
-        module, _, name = place.partition(":")
-        changes[module][name] = value
+        changes[place.partition(":")[0]][place.partition(":")[2]] = value
     sys.meta_path.insert(0, _Finder(changes))
-    from bench.constants.scenarios import main as run  # noqa: PLC0415 - after the hook
+    return import_module(name)
 
-    run(arguments[1:], range(1, 1 + int(arguments[0])))
+
+def names(patterns: Sequence[str]) -> list[str]:
+    """Returns the scenarios with these patterns."""
+    found = _module("bench.constants.scenarios").SCENARIOS
+    return [name for name in found if any(fnmatch(name, pattern) for pattern in patterns)]
+
+
+def variants(constant: str) -> list[str]:
+    """Returns the changes of an argument: the one that it names, or half and double."""
+    if "=" in constant:
+        return [constant]
+    module, _, name = constant.partition(":")
+    value = getattr(_module(module), name)
+    scaled = [[type(v)(v * by) for v in (value if isinstance(value, tuple) else (value,))] for by in (0.5, 2)]
+    return [f"{constant}={tuple(v) if isinstance(value, tuple) else v[0]}" for v in scaled]
 
 
 def measured(changed: str, names: Sequence[str], seeds: int) -> dict[tuple[str, str], list[float]]:
     """Returns the costs by scenario and kind, one per seed."""
-    command = [sys.executable, "-c", CHILD, changed, str(seeds), *names]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    scenarios = _module("bench.constants.scenarios", changed).SCENARIOS
     costs: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for row in map(json.loads, done.stdout.splitlines()):
-        name = row.pop("scenario"), row.pop("seed")
-        for kind, cost in row.items():
-            costs[name[0], kind].append(cost)
+    for name in names:
+        for seed in range(1, seeds + 1):
+            for kind, cost in scenarios[name](seed).items():
+                costs[name, kind].append(cost)
     return costs
 
 
@@ -102,35 +112,24 @@ def compared(usual: list[float], other: list[float], kind: str) -> tuple[float, 
     return float(np.mean(ratio)) - 1.0, float(np.std(ratio)), float(np.std(before)) / max(scale, 1e-9)
 
 
-def variants(constant: str) -> list[str]:
-    """Returns the changes of an argument: the one that it names, or half and double."""
-    if "=" in constant:
-        return [constant]
-    module, _, name = constant.partition(":")
-    value = getattr(__import__(module, fromlist=[name]), name)
-    scaled = [[type(v)(v * by) for v in (value if isinstance(value, tuple) else (value,))] for by in (0.5, 2)]
-    return [f"{constant}={tuple(v) if isinstance(value, tuple) else v[0]}" for v in scaled]
-
-
 @click.command()
 @click.argument("constants", nargs=-1)
-@click.option("--only", multiple=True, default=NAMES, show_default=True, help="Scenarios, by pattern.")
+@click.option("--only", multiple=True, default=PATTERNS, show_default=True, help="Scenarios, by pattern.")
 @click.option("--seeds", default=2, show_default=True, type=click.IntRange(1))
 @click.option("--processes", default=2, show_default=True)
 @click.option("--smoke", is_flag=True, help="Check that the bench runs: seconds, one constant and scenario.")
 def main(constants: tuple[str, ...], only: tuple[str, ...], seeds: int, processes: int, smoke: bool) -> None:
     """Compare costs of half and double the value of constants, such as edge.cache.policy:NEARLY_SURE."""
     if smoke:
-        constants, only, seeds = ("edge.core.policies:LATE_SHARE",), ("wire/1/error",), 1
-    from bench.constants.scenarios import SCENARIOS  # noqa: PLC0415 - only the children have changed modules
-
-    names = [name for name in SCENARIOS if any(fnmatch(name, pattern) for pattern in only)]
-    changes = ["", *(change for constant in constants for change in variants(constant))]
+        constants, only, seeds = ("edge.uplink.flow_control:QUEUE_S",), ("link/small",), 1
     rows = []
-    with ThreadPoolExecutor(processes) as pool:
-        results = pool.map(lambda change: measured(change, names, seeds), changes)
+    # Each task has a process of its own, which imports the product: only there are its constants changed.
+    with get_context("fork").Pool(processes, maxtasksperchild=1) as pool:
+        scenarios = pool.apply(names, (only,))
+        changes = ["", *(change for constant in constants for change in pool.apply(variants, (constant,)))]
+        results = pool.imap(partial(measured, names=scenarios, seeds=seeds), changes)
         usual = next(results)
-        for change, costs in zip(changes[1:], results, strict=True):
+        for change, costs in zip(changes[1:], results, strict=False):
             click.echo(change)
             for (name, kind), other in costs.items():
                 ratio, spread, seeds_spread = compared(usual[name, kind], other, kind)

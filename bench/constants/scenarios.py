@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,6 +16,7 @@ from bench.least_bytes import measure as measure_least
 from edgewater.model.query import QuerySpec
 from sim.budgets.link import SimulatedLink
 from sim.wire.experiment import run
+from tests.edge.uplink.link_world import Sender
 
 WINDOWS, RECORDS = 7, 4_000
 WIRE_WINDOW_MS = 10_000
@@ -57,8 +56,7 @@ def wire(bytes_s: float, bucket: float, budget: dict[str, Any], seed: int, windo
         "name": "wire", "from": "trace", "group_by": ["key"], "measures": {"value": "sum(value)"},
         "window": {"tumbling": f"{WIRE_WINDOW_MS}ms"}, "edges": ["edge0", "edge1"],
     } | ({"budget": budget} if budget else {}))  # fmt: skip
-    link = SimulatedLink(bytes_s, latency_ms=30.0, jitter_ms=5.0, seed=seed, bucket_bytes=bucket)
-    out = run(trace, parts, query, link)
+    out = run(trace, parts, query, SimulatedLink(bytes_s, 30.0, 5.0, seed=seed, bucket_bytes=bucket))
     stale_s = out.staleness[1:] * WIRE_WINDOW_MS / 1000
     costs = {"bytes": out.bytes, "staleness": float(np.mean(stale_s))}
     if "error" in budget:
@@ -68,6 +66,24 @@ def wire(bytes_s: float, bucket: float, budget: dict[str, Any], seed: int, windo
     if "staleness" in budget:
         costs["lost"] = costs.get("lost", 0.0) + float(np.mean(stale_s > 1.0))
     return costs
+
+
+RATE_BYTES_S = 4_300.0
+
+
+def link(demand: float, seed: int, *, depth: float = 0.0, delay_ms: float = 50.0, **settings: Any) -> Costs:
+    """Returns what frames are late and what of the link is unused, with the production flow control alone."""
+    model = {name: settings.pop(name) for name in ("trace", "queue_bytes") if name in settings}
+    behind = SimulatedLink(RATE_BYTES_S, delay_ms, 3.0, bucket_bytes=depth, seed=seed, **model)
+    sender = Sender(behind, lambda _: demand, seed=seed, **settings).run(WINDOWS + 5)
+    until_s = sender.now - sender.window_s
+    carried = min(RATE_BYTES_S * behind.steps()[-1][1] / behind.steps()[0][1], demand / sender.window_s)
+    delays = [frame.arrived_s - frame.sent_s for frame in sender.frames if frame.sent_s > 20.0]
+    return {
+        "late": 1.0 - sender.calibration(20.0), "unused": 1.1 - sender.use(20.0, until_s) / carried,
+        "delay": float(np.quantile(delays, 0.9)), "frames": len(sender.frames),
+        "rate": 0.1 + abs(sender.flow.forecast(sender.now).mid_bytes_s / RATE_BYTES_S - 1.0),
+    }  # fmt: skip
 
 
 ERROR, STALENESS = {"error": {"value": 3e5}}, {"staleness": "1s"}
@@ -86,16 +102,14 @@ SCENARIOS: dict[str, Callable[[int], Costs]] = {
     "wire/0.8/staleness": partial(wire, 800, 0.0, STALENESS),
     "wire/bucket/staleness": partial(wire, 500, 4_000.0, STALENESS),
     "wire/64/exact": partial(wire, 65_536, 0.0, {}),
+    "link/plain": partial(link, 60_000),
+    "link/small": partial(link, 15_000, depth=1_600.0),
+    "link/bucket": partial(link, 20_000, depth=65_536.0),
+    "link/deep": partial(link, 60_000, depth=65_536.0),
+    "link/far": partial(link, 60_000, depth=1_600.0, delay_ms=600.0),
+    "link/halved": partial(link, 60_000, depth=1_600.0, trace=((0.0, 1.0), (42_000.0, 0.5))),
+    "link/cross": partial(link, 15_000, depth=1_600.0, cross_bytes_s=1_000.0),
+    "link/pauses": partial(link, 20_000, depth=1_600.0, delay_ms=1.0, pause_s=0.2),
+    "link/policer": partial(link, 20_000, depth=8_000.0, queue_bytes=0.0),
     "wire/1/bytes": partial(wire, 1024, 0.0, {"bytes": {"amount": "250KB", "per": "hour"}}, windows=30),
 }
-
-
-def main(names: list[str], seeds: range) -> None:
-    """Prints the costs of scenarios, one line per seed."""
-    for name in names:
-        for seed in seeds:
-            print(json.dumps({"scenario": name, "seed": seed, **SCENARIOS[name](seed)}), flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[2:] or list(SCENARIOS), range(1, 1 + int(sys.argv[1])))
