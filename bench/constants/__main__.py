@@ -1,9 +1,9 @@
-"""`python -m bench.constants MODULE:NAME…`: what half and double the value of a constant cost, in bench/out/constants.json.
+"""`python -m bench.constants MODULE:NAME…`: what half and double the value of a constant cost.
 
 Each value runs the scenarios (`bench.constants.scenarios`) in a process of its own. A hook replaces the assignment in
-the source, so that what is derived from the constant follows. Costs are ratios to the value as it is, by seed: the mean,
-and beside it the spread of the cost as it is over the seeds. `MODULE:NAME=VALUE` gives a value, such as the one that
-turns a mechanism off; several with commas are changed together.
+the source, so that what is derived from the constant follows. Costs are ratios to the value as it is: their mean over
+seeds, their spread, and the spread of the cost as it is over the seeds. `MODULE:NAME=VALUE` gives a value, such as the
+one that turns a mechanism off. Several with semicolons are changed together. All is in bench/out/constants.json.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def measured(changed: str, names: Sequence[str], seeds: int) -> dict[tuple[str, 
 
 
 def compared(usual: list[float], other: list[float], kind: str) -> tuple[float, float, float]:
-    """Returns the mean ratio of costs (of lost budgets: the difference), its spread, and the spread of the usual costs."""
+    """Returns the mean ratio of costs less 1 (of lost budgets: the difference), its spread, and the spread of seeds."""
     before, after = np.array(usual), np.array(other)
     if kind == "lost":
         return float(np.mean(after - before)), float(np.std(after - before)), float(np.std(before))

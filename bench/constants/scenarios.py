@@ -80,7 +80,7 @@ def link(demand: float, seed: int, *, depth: float = 0.0, delay_ms: float = 50.0
     carried = min(RATE_BYTES_S * behind.steps()[-1][1] / behind.steps()[0][1], demand / sender.window_s)
     delays = [frame.arrived_s - frame.sent_s for frame in sender.frames if frame.sent_s > 20.0]
     return {
-        "late": 1.0 - sender.calibration(20.0), "unused": 1.1 - sender.use(20.0, until_s) / carried,
+        "late": 1.1 - sender.calibration(20.0), "unused": 0.1 + max(1.0 - sender.use(20.0, until_s) / carried, 0.0),
         "delay": float(np.quantile(delays, 0.9)), "frames": len(sender.frames),
         "rate": 0.1 + abs(sender.flow.forecast(sender.now).mid_bytes_s / RATE_BYTES_S - 1.0),
     }  # fmt: skip

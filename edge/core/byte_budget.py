@@ -15,7 +15,7 @@ import numpy as np
 
 from edge.cache import NEWEST_WEIGHT
 from edge.core.link_plan import LEVELS, bytes_above
-from edge.core.slices import FEW_ENTRIES, INITIAL_ENTRY_BYTES
+from edge.core.slices import FEW_ENTRIES
 from edgewater.model.byte_budget import AHEAD_SHARE, close_bytes
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import FloatArray
@@ -24,6 +24,8 @@ from edgewater.wire import Frame, link_bytes
 
 PARTS = 24
 """The parts of a period, each with its own distribution of errors."""
+INITIAL_ENTRY_BYTES = 16.0
+"""The estimated bytes of an entry on the link until a frame has been sent, after compression."""
 RESERVE = 1.02
 """The bytes of an entry are an estimate, so the price is for this many times as many."""
 

@@ -28,6 +28,9 @@ from edgewater.synopses import DivisibleSum, Stack
 
 USED_AFTER_CLOSE = 0.8
 """The fraction of the link's bytes between a slice's close and its deadline that a combined budget plans with."""
+EARLY_FRAME_BYTES = 200
+"""Approximate size of a frame of an open slice, without entries, before compression. With 500, exact answers are 7 %
+later on a narrow link."""
 EARLY_FRAME_SHARE, EARLY_FRAME_MS = 1 / 2, 1_000
 """The fraction of the early sends that one frame may have, and the wall time for which it may occupy the link. Larger
 frames delay later frames; smaller frames are mostly overhead."""
@@ -134,7 +137,7 @@ def early_sends(open_: OpenSlice, terms: EarlyTerms) -> EarlySends | None:
     # before that time, counting the groups changes nothing
     if close_ms - terms.margin * max(excess, 0.0) / rate <= open_.now_ms:
         excess = min(excess, _needed(open_) - after_close)
-    before_close_bytes = link.bytes_per_ms * (close_ms - open_.now_ms - terms.queued_ms) - CLOSING_FRAME_BYTES
+    before_close_bytes = link.bytes_per_ms * (close_ms - open_.now_ms - terms.queued_ms) - EARLY_FRAME_BYTES
     fitting = math.floor(before_close_bytes / entry_bytes)
     if excess <= 0.0 or fitting < 1 or excess / rate < terms.least_ms:
         return None

@@ -18,7 +18,7 @@ INITIAL_ENTRY_BYTES = 48.0
 FEW_ENTRIES = 32
 """A frame of so many entries counts half in estimates of the size of entries: a frame of few is mostly header."""
 CLOSING_FRAME_BYTES = 500
-"""Approximate size of a frame without entries, before compression."""
+"""Approximate size of a frame that closes a slice, without entries, before compression."""
 
 _NUMBERS_0_3, _LATE_0_3 = 10, 6  # format: of states of release 0.3
 """The numbers of a slice in states of release 0.3, and the position of the number that has another meaning now."""

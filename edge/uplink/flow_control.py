@@ -25,9 +25,8 @@ SMALL_FRAME_BYTES = 1 << 10
 """A smaller frame is mostly overhead. A link without frames in flight always has room for one such frame."""
 FRAME_S, MOST_LEAST_FRAME_BYTES = QUEUE_S / 2, 8 << 10
 """Behind others, a frame waits until there is room for the bytes of this time, and at most for so many."""
-LEAST_IN_FLIGHT_BYTES, SMALL_ROUND_BYTES_S, ROUND_EXTRA_S = 2_560, 54_000.0, 0.03
-"""The bytes in flight on an unknown link: at least the first, and this rate for a round trip and the
-center's disk."""
+LEAST_IN_FLIGHT_BYTES, SMALL_ROUND_BYTES_S = 2_560, 54_000.0
+"""The bytes in flight on an unknown link: at least the first, and this rate for a round trip."""
 GROWTH = 1 / 4
 """The bytes in flight may exceed the bytes that have passed at once by this fraction. If the bucket is empty then, the
 delay is in proportion to the bytes that have passed."""
@@ -206,7 +205,7 @@ class LinkFlow:
 
     def _limit_bytes(self) -> float:
         """Returns how many bytes may be unacknowledged, whatever the model predicts."""
-        usual = max(LEAST_IN_FLIGHT_BYTES, SMALL_ROUND_BYTES_S * (self._round_trip_s + ROUND_EXTRA_S))
+        usual = max(LEAST_IN_FLIGHT_BYTES, SMALL_ROUND_BYTES_S * self._round_trip_s)
         shown, burst = self._passed_at_once_bytes, self._burst_bytes
         usual, shown = usual + GROWTH * max(shown, burst), shown - burst
         busy_s = QUEUE_S + self._round_trip_s + self._held_s
