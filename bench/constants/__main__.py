@@ -9,12 +9,12 @@ one that turns a mechanism off. Several with semicolons are changed together. Al
 from __future__ import annotations
 
 import ast
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from functools import partial
-from importlib import abc, import_module, machinery, util
+from importlib import import_module
+from importlib.machinery import SourceFileLoader
 from multiprocessing import get_context
 from pathlib import Path
 from types import CodeType
@@ -30,56 +30,41 @@ SHOWN = 0.005
 """Smaller changes of a cost are not printed."""
 
 
-class _Changed(machinery.SourceFileLoader):
-    """Loads a module with other values of its constants."""
+def _change(changes: dict[str, dict[str, str]]) -> None:
+    """Loads modules with other values of their constants from now on: by module and name, expressions."""
+    usual = SourceFileLoader.get_code
 
-    values: dict[str, str]
-
-    def get_code(self, fullname: str) -> CodeType:
-        tree = ast.parse(Path(self.path).read_bytes())
-        found = set()
+    def get_code(loader: SourceFileLoader, module: str) -> CodeType | None:
+        left = changes.pop(module, {})
+        if not left:
+            return usual(loader, module)
+        tree = ast.parse(Path(loader.path).read_bytes())
         for node in tree.body:
-            target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
-            names = target.elts if isinstance(target, ast.Tuple) else [target]
-            for at, name in enumerate(n.id for n in names if isinstance(n, ast.Name)):
-                if name in self.values and isinstance(node, ast.Assign | ast.AnnAssign):
-                    value = ast.parse(self.values[name], mode="eval").body
-                    if len(names) > 1 and isinstance(node.value, ast.Tuple):
-                        node.value.elts[at] = value
-                    else:
-                        node.value = value
-                    found.add(name)
-        assert found == self.values.keys(), f"{fullname}: {self.values.keys() - found} is no constant"
-        return compile(ast.fix_missing_locations(tree), self.path, "exec")
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)) if name in left:
+                    node.value = ast.parse(left.pop(name), mode="eval").body
+                case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)):
+                    for at, each in enumerate(names):
+                        if isinstance(each, ast.Name) and each.id in left:
+                            values[at] = ast.parse(left.pop(each.id), mode="eval").body
+        assert not left, f"{module} has no constant {', '.join(left)}"
+        return compile(ast.fix_missing_locations(tree), loader.path, "exec")
 
-
-class _Finder(abc.MetaPathFinder):
-    def __init__(self, changes: dict[str, dict[str, str]]) -> None:
-        self._changes = changes
-
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> machinery.ModuleSpec | None:
-        if fullname not in self._changes or path is None:
-            return None
-        file = Path(path[0]) / f"{fullname.rpartition('.')[2]}.py"
-        loader = _Changed(fullname, str(file))
-        loader.values = self._changes[fullname]
-        return util.spec_from_file_location(fullname, file, loader=loader)
+    setattr(SourceFileLoader, "get_code", get_code)  # noqa: B010 - mypy
 
 
 def _module(name: str, changed: str = "") -> Any:
     """Imports a module of the product or of this bench, with changed constants."""
     changes: dict[str, dict[str, str]] = defaultdict(dict)
-    for each in filter(None, changed.split(";")):
-        place, _, value = each.partition("=")
+    for place, _, value in (each.partition("=") for each in changed.split(";") if each):
         changes[place.partition(":")[0]][place.partition(":")[2]] = value
-    sys.meta_path.insert(0, _Finder(changes))
+    _change(changes)
     return import_module(name)
 
 
 def names(patterns: Sequence[str]) -> list[str]:
     """Returns the scenarios with these patterns."""
-    found = _module("bench.constants.scenarios").SCENARIOS
-    return [name for name in found if any(fnmatch(name, pattern) for pattern in patterns)]
+    return [n for n in _module("bench.constants.scenarios").SCENARIOS if any(fnmatch(n, each) for each in patterns)]
 
 
 def variants(constant: str) -> list[str]:
@@ -88,17 +73,18 @@ def variants(constant: str) -> list[str]:
         return [constant]
     module, _, name = constant.partition(":")
     value = getattr(_module(module), name)
-    scaled = [[type(v)(v * by) for v in (value if isinstance(value, tuple) else (value,))] for by in (0.5, 2)]
-    return [f"{constant}={tuple(v) if isinstance(value, tuple) else v[0]}" for v in scaled]
+    return [f"{constant}={type(value)(by * value)}" for by in (0.5, 2)]
 
 
-def measured(changed: str, names: Sequence[str], seeds: int) -> dict[tuple[str, str], list[float]]:
+def measured(changed: str, scenarios: Sequence[str], seeds: int) -> dict[tuple[str, str], list[float]]:
     """Returns the costs by scenario and kind, one per seed."""
-    scenarios = _module("bench.constants.scenarios", changed).SCENARIOS
-    costs: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for name in names:
+    known, costs = (
+        _module("bench.constants.scenarios", changed).SCENARIOS,
+        defaultdict[tuple[str, str], list[float]](list),
+    )
+    for name in scenarios:
         for seed in range(1, seeds + 1):
-            for kind, cost in scenarios[name](seed).items():
+            for kind, cost in known[name](seed).items():
                 costs[name, kind].append(cost)
     return costs
 
@@ -108,8 +94,8 @@ def compared(usual: list[float], other: list[float], kind: str) -> tuple[float, 
     before, after = np.array(usual), np.array(other)
     if kind == "lost":
         return float(np.mean(after - before)), float(np.std(after - before)), float(np.std(before))
-    ratio, scale = after / np.maximum(before, 1e-9), float(np.mean(before))
-    return float(np.mean(ratio)) - 1.0, float(np.std(ratio)), float(np.std(before)) / max(scale, 1e-9)
+    ratio = after / np.maximum(before, 1e-9)
+    return float(np.mean(ratio)) - 1.0, float(np.std(ratio)), float(np.std(before) / max(np.mean(before), 1e-9))
 
 
 @click.command()
@@ -126,17 +112,15 @@ def main(constants: tuple[str, ...], only: tuple[str, ...], seeds: int, processe
     # Each task has a process of its own, which imports the product: only there are its constants changed.
     with get_context("fork").Pool(processes, maxtasksperchild=1) as pool:
         scenarios = pool.apply(names, (only,))
-        changes = ["", *(change for constant in constants for change in pool.apply(variants, (constant,)))]
-        results = pool.imap(partial(measured, names=scenarios, seeds=seeds), changes)
-        usual = next(results)
-        for change, costs in zip(changes[1:], results, strict=False):
-            click.echo(change)
-            for (name, kind), other in costs.items():
-                ratio, spread, seeds_spread = compared(usual[name, kind], other, kind)
-                rows.append({"change": change, "scenario": name, "cost": kind, "ratio": ratio, "spread": spread,
-                             "spread_of_seeds": seeds_spread})  # fmt: skip
-                if abs(ratio) > SHOWN:
-                    click.echo(f"  {name:26} {kind:10} {ratio:+7.1%} ± {spread:.1%}   seeds ± {seeds_spread:.1%}")
+        changes = [change for constant in constants for change in pool.apply(variants, (constant,))]
+        usual, *results = pool.map(partial(measured, scenarios=scenarios, seeds=seeds), ["", *changes], 1)
+    for change, costs in zip(changes, results, strict=True):
+        click.echo(change)
+        for (name, kind), other in costs.items():
+            ratio, spread, of_seeds = compared(usual[name, kind], other, kind)
+            rows.append({"change": change, "scenario": name, "cost": kind, "ratio": ratio, "seeds": of_seeds})
+            if abs(ratio) > SHOWN:
+                click.echo(f"  {name:26} {kind:10} {ratio:+7.1%} ± {spread:.1%}   seeds ± {of_seeds:.1%}")
     store_result(OUT / "constants.json", rows)
 
 

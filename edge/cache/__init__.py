@@ -25,14 +25,7 @@ from edge.cache.policy import (
     rank_open,
     rank_open_by_deadline,
 )
-from edge.cache.send_queue import (
-    EMPTY_SELECTION,
-    MAX_QUEUED,
-    RERANK_FRACTION,
-    GroupSelection,
-    SendQueue,
-    max_entries_per_frame,
-)
+from edge.cache.send_queue import EMPTY_SELECTION, MAX_QUEUED, RERANK_FRACTION, GroupSelection, SendQueue
 from edge.cache.sizing import SendSlots
 from edge.cache.timetable import positions_of
 from edge.cache.withheld import withheld_of

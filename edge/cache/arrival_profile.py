@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from edgewater.synopses import FloatArray, IntArray
 
-PARTS = 16
+PARTS = 16  # limit: memory of a group of the history
 SHAPE_RECORDS = 1.0
 """All groups count in the shape of a group as so many records of each slice."""
 SLICES, MOST_RECORDS, LEAST_SLICES = 2.0, 8.0, 0.5

@@ -38,7 +38,7 @@ SLOPE = 2.0
 STEP_RANGE = (0.6, 2.0)
 MIN_REACHED_FRACTION = 0.1
 """T is at least this fraction of the reached error, so that T recovers quickly when the load jumps."""
-MIN_TARGET = 1e-9
+MIN_TARGET = 1e-9  # limit: T stays above 0
 
 
 def nth_largest(values: FloatArray, count: float) -> float:

@@ -23,7 +23,7 @@ COLD_START = 0.02
 """Added to the elapsed fraction of a slice without history, so that its first moments give no extreme rate."""
 VALUE_RECORDS = 4.0
 """The mean value of all groups counts in a group's mean value as so many records."""
-NEARLY_POISSON = 1e-3
+NEARLY_POISSON = 1e-3  # limit: digits that a difference near 0 loses
 """Below this distance of the dispersion from 1 the number of records counts as that of a Poisson process."""
 
 

@@ -21,9 +21,9 @@ from edgewater.synopses import BoolArray, FloatArray, IntArray
 from edgewater.synopses.encoding.state import State
 
 MAX_HISTORY_GROUPS = 1 << 16  # limit: memory of the history
-FORGOTTEN_BELOW = 0.02
+FORGOTTEN_BELOW = 0.02  # limit: memory of the history
 """Mean records per slice below which a group is dropped: after about ten slices without a record."""
-CURVE_BINS = 64
+CURVE_BINS = 64  # limit: memory of `GroupHistory.curve`
 
 
 @dataclass(frozen=True, slots=True)

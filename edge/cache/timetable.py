@@ -31,10 +31,10 @@ MAX_TIMES = 1 << 14
 """Maximum number of records whose times are stored: of a slice, and of all slices. Of a larger slice no times are
 stored."""
 FEW_TIMES = 1 << 10  # limit: memory of a slice's times
-TIMES_PER_GROUP = 16
+TIMES_PER_GROUP = 16  # limit: memory of a slice's times
 """A slice with more than `FEW_TIMES` records, and more than this many per group, follows no schedule. Its times are not
 stored."""
-SLICES = 4
+SLICES = 4  # limit: memory of the times
 RETAINED = 1.0 - NEWEST_WEIGHT
 """Weight of a slice, and of its scores, relative to the next newer slice."""
 PRIOR = 1.0
@@ -46,8 +46,8 @@ CLASSES: FloatArray = np.array([0.03, 0.1, 0.3, 0.7, 1.5, 5.0])
 """Borders of the classes of means."""
 SPREAD_PRIOR = 5.0
 """A Poisson process counts as this many expected records in each class."""
-SPREAD_RANGE = (0.02, 20.0)
-_POSITION_BITS = 32
+SPREAD_RANGE = (0.02, 20.0)  # limit: φ of a class with few records
+_POSITION_BITS = 32  # format: of times in a checkpoint
 
 Positions = npt.NDArray[np.uint32]
 """Times as fractions of their slice, in units of 2^-32."""

@@ -27,7 +27,7 @@ from edgewater.synopses import DEFAULT_SEED, BoolArray, FloatArray, IntArray
 from edgewater.synopses.encoding.state import State
 from edgewater.wire import Arrivals, SamplingReason
 
-NARROW_SHARE = 0.1
+NARROW_SHARE = 0.1  # limit: the share of a link that statistics of groups take
 """Part of the link, before compression, above which statistics of groups are not sent. Below half of it they are sent
 again."""
 READY_BYTES = 600  # limit: memory of statistics

@@ -25,7 +25,7 @@ from edgewater.wire import QueryRef
 NO_DELAYS: Mapping[QueryRef, int] = MappingProxyType({})
 MAX_FRAME_BYTES = 256 << 10
 """The approximate maximum size of the partials of one frame, before compression."""
-BACKLOG_FRAME_BYTES, BACKLOG_FRAME_S = 16 << 10, 1.0
+BACKLOG_FRAME_BYTES, BACKLOG_FRAME_S = 16 << 10, 1.0  # limit: how long a frame occupies the link
 """A frame of closed slices may have this many bytes before compression, if the link carries it within this many
 seconds."""
 REPORT_DROPS_MS = 1_000  # limit: how late dropped records are stated

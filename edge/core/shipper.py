@@ -42,7 +42,7 @@ from edgewater.synopses.encoding.state import State
 MOST_LEARNED = 32
 """The history learns from so many of the closed slices that are to be sent. What older ones add has faded to less than
 1 % when the newest one is learned."""
-PARTIAL_BYTES, LOSS_BYTES = 32, 64
+PARTIAL_BYTES, LOSS_BYTES = 32, 64  # derived: fields of `Partial` and `InputLoss` in uplink.proto
 """Upper bounds of a partial without its synopsis, and of a loss of input without its source, in a frame."""
 
 

@@ -19,7 +19,7 @@ from edge.core import MAX_FRAME_BYTES
 from edge.uplink.link_model import HIGH, IDLE_S, LOW, MID, RATES_BYTES_S, TOLERANCE_S, LinkModel, RecentLeast
 from edgewater.wire.link_bytes import PACKET_HEADER_BYTES, link_bytes
 
-QUEUE_S = 0.4
+QUEUE_S = 0.4  # limit: for how long values are fixed before they arrive
 """What is in flight leaves the link within this time with 90 %."""
 SMALL_FRAME_BYTES = 1 << 10
 """A smaller frame is mostly overhead. A link without frames in flight always has room for one such frame."""
@@ -36,24 +36,24 @@ link may be gone."""
 GUARD_STEP_S, LATE_SHARE, MOST_GUARD_S = 0.1, 0.07, 2.0
 """The guard time is added to predictions. With each arrival it falls by `LATE_SHARE` of a step, and grows by a step if
 the arrival is later still. So no larger share is late, even beside traffic that the model lacks."""
-FADES = 0.9
+FADES = 0.9  # limit: for how long one slow acknowledgement counts
 """The longest times of acknowledgements count less with each further one."""
 LEAST_RETRY_S = 0.01  # limit: processor time while waiting
-UNSEEN_BYTES_S, UNSEEN_BYTES = 1e3, 4 << 10
+UNSEEN_BYTES_S, UNSEEN_BYTES = 1e3, 4 << 10  # limit: what an unknown link gets early
 """Before so many bytes have arrived, entries of open slices leave as on a narrow link, which shows what the link is."""
-STATED_RATIO, STATED_S, STATED_WINDOWS = 1.25, 10.0, 2.0
+STATED_RATIO, STATED_S, STATED_WINDOWS = 1.25, 10.0, 2.0  # limit: the error of a rate that is stated
 """A rate is stated if the quantiles of 10 % and 90 % agree within the first, for so many times the bytes that empty the
 bucket and fill the link for `STATED_S`."""
 MOST_STATED_BYTES_S = RATES_BYTES_S[-1] / 2
 """A faster link has a rate beyond the hypotheses, or the processes limit the rate."""
 HORIZON_S = 1.0
 """A forecast is what the link carries within this time, and then the rate."""
-PACKING_MEMORY_BYTES = 32 << 10
+PACKING_MEMORY_BYTES = 32 << 10  # limit: for how long a message counts
 """Plain bytes after which a message counts half in the estimate of how frames are compressed."""
 LEAST_PACKED_FRACTION = 1 / 16
 """A smaller fraction is not used, because the next values may be less repetitive."""
 DAY_MS = 86_400_000
-DAILY_RESERVATIONS = 100
+DAILY_RESERVATIONS = 100  # limit: writes to the disk, and what a crash costs of the quota
 """The daily quota is recorded on disk in steps of this fraction."""
 
 
