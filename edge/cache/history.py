@@ -92,28 +92,15 @@ class GroupHistory:
             first = cached.groups
             cached.grow(1 + 2 * len(self.measures), len(entries))
             hashes = entries.hashes()[first:]
-            hit, at = self._positions(hashes)
-            fresh = cached.values[:, first:]
+            at = np.searchsorted(self._hashes, hashes)
+            inside = np.flatnonzero(at < len(self._hashes))
+            hit = inside[self._hashes[at[inside]] == hashes[inside]]  # the groups with a history
+            fresh, counts = cached.values[:, first:], np.zeros((len(hashes), PARTS), np.float32)
             fresh[...] = 0.0
-            fresh[:, hit] = self._values[:, at]
+            fresh[:, hit], counts[hit] = self._values[:, at[hit]], self._counts[at[hit]]
             cached.numbers[first:] = self.timetable.numbers_of(hashes)
-            cached.remaining[:, first:] = shapes(self.counts, self._counts_of(len(hashes), hit, at)).T
+            cached.remaining[:, first:] = shapes(self.counts, counts).T
         return cached
-
-    def _positions(self, hashes: npt.NDArray[np.uint64]) -> tuple[IntArray, IntArray]:
-        """Returns the positions in `hashes` of the groups with a history, and the positions of their history."""
-        at = np.searchsorted(self._hashes, hashes)
-        inside = np.flatnonzero(at < len(self._hashes))
-        hit = inside[self._hashes[at[inside]] == hashes[inside]]
-        return hit, at[hit]
-
-    def _counts_of(self, groups: int, hit: IntArray, at: IntArray) -> npt.NDArray[np.float32]:
-        """Returns the mean records per slice of groups that `_positions` looked up, [group, part]; zeros for new
-        groups.
-        """
-        result = np.zeros((groups, PARTS), np.float32)
-        result[hit] = self._counts[at]
-        return result
 
     def arrivals_left(self, entries: SliceEntries, elapsed: float, groups: IntArray | None = None) -> FloatArray:
         """Returns the expected number of records of these groups (None: all) after the fraction `elapsed` of their
