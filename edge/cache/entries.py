@@ -18,7 +18,6 @@ from edgewater.model.query import BoundQuery
 from edgewater.synopses import (
     BoolArray,
     BoundedError,
-    CountStack,
     EncodedKeys,
     ExtremumStack,
     FloatArray,
@@ -44,8 +43,6 @@ _MOST_BY_PART = np.iinfo(np.uint16).max
 _NO_QUANTA: Mapping[str, float] = MappingProxyType({})
 MAX_SIZE = 1e19
 """Larger values take no part in forecasts. The squares of smaller values fit into float32."""
-FEW = 4
-"""If fewer than one in this many groups have changed, the errors of only these groups are computed again."""
 SMALLEST_UNIT = 1e-300  # limit: ratios stay finite
 MAX_RATIO = 1e150
 """The maximum of a rank, so that sums of ranks are finite."""
@@ -100,25 +97,6 @@ class RecallCache:
         self.groups = groups
 
 
-@dataclass(slots=True)
-class _Computed:
-    """The accumulated errors and totals of a measure, float64 per group, as they were before `stale` groups changed.
-
-    The arrays are empty at the start, and after many changes. The next reader then computes all groups.
-    """
-
-    errors: FloatArray = field(default_factory=lambda: np.zeros(0))
-    totals: FloatArray = field(default_factory=lambda: np.zeros(0))
-    stale: list[IntArray] = field(default_factory=list)
-
-    def changed(self, groups: IntArray) -> None:
-        if not len(self.errors):
-            return
-        self.stale.append(groups)
-        if FEW * sum(map(len, self.stale)) > len(self.errors):
-            self.errors, self.totals, self.stale = np.zeros(0), np.zeros(0), []
-
-
 @dataclass(frozen=True, slots=True)
 class Shipment:
     """What a frame has of some groups of a slice.
@@ -165,7 +143,6 @@ class SliceEntries:
         self._known: dict[str, Any] = {
             n: s.take(np.zeros(0, np.int64)) for n, s in pending.measures.items() if _is(s, Incremental)
         }
-        self._computed = {n: _Computed() for n in bounded if isinstance(pending.measures[n], SumStack | CountStack)}
 
     @classmethod
     def for_query(cls, bound: BoundQuery, source: int, bounded: Sequence[str]) -> SliceEntries:
@@ -185,10 +162,9 @@ class SliceEntries:
 
     @property
     def nbytes(self) -> int:
-        computed = sum(c.errors.nbytes + c.totals.nbytes for c in self._computed.values())
         arrays = sum(a.nbytes for a in self._arrays.values())
         known: int = sum(stack.nbytes for stack in self._known.values())
-        return self.pending.nbytes + self._hashes.nbytes + computed + self._times.nbytes + arrays + known
+        return self.pending.nbytes + self._hashes.nbytes + self._times.nbytes + arrays + known
 
     def set_sampling_rate(self, rate: float) -> None:
         """Sets the rate at which the next records were sampled, for measures that are row samples."""
@@ -285,7 +261,6 @@ class SliceEntries:
         changed, counts = self.pending.look_up(encoded), encoded.counts
         codes = changed[encoded.inverse]
         self.pending.update_groups(codes, values, times=times, ids=ids)
-        self._changed(changed)
         groups = len(self)
         self._grow()
         arrays, added = self._arrays, counts.astype(np.int32)
@@ -360,12 +335,6 @@ class SliceEntries:
         if measure not in self._with_error:
             unsent = self._column("unsent")
             return (unsent if groups is None else unsent[groups]).astype(np.float64)
-        if measure in self._computed:
-            errors = self._up_to_date(measure).errors
-            return errors[: len(self)] if groups is None else errors[groups]
-        return self._compute_error(measure, groups)
-
-    def _compute_error(self, measure: str, groups: IntArray | None) -> FloatArray:
         pending, sent = self._pending_and_sent(measure, groups)
         error = pending.change(sent)
         # Another edge may send a negative maximum of a group. So for a group that this edge has never sent, 0 does not
@@ -374,22 +343,6 @@ class SliceEntries:
             error = np.where(_never_sent(pending, sent), np.inf, error)
         # A value that is NaN at the center stays NaN there, whatever is sent.
         return np.where(np.isnan(sent), 0.0, error) if sent.dtype.kind == "f" else error
-
-    def _up_to_date(self, measure: str) -> _Computed:
-        """Returns the errors and totals of a sum or count. Only changed groups are computed again."""
-        computed, groups = self._computed[measure], len(self)
-        if not len(computed.errors):
-            computed.errors = np.array(self._compute_error(measure, None))
-            computed.totals = np.array(self._compute_total(measure, None))
-        elif len(computed.errors) < groups:
-            computed.errors = _grown(computed.errors, 2 * groups, 0.0)
-            computed.totals = _grown(computed.totals, 2 * groups, 0.0)
-        if computed.stale:
-            stale = np.concatenate(computed.stale)
-            computed.errors[stale] = self._compute_error(measure, stale)
-            computed.totals[stale] = self._compute_total(measure, stale)
-            computed.stale = []
-        return computed
 
     def never_sent(self, measure: str) -> BoolArray:
         """Returns a mask of the groups that have a value of an extremum, if none of it was sent."""
@@ -410,15 +363,9 @@ class SliceEntries:
 
         For a measure without an error function it is the number of records.
         """
-        if measure in self._computed:
-            totals = self._up_to_date(measure).totals
-            return totals[: len(self)] if groups is None else totals[groups]
-        if measure in self._with_error:
-            return self._compute_total(measure, groups)
-        arrivals = self._column("arrivals")
-        return (arrivals if groups is None else arrivals[groups]).astype(np.float64)
-
-    def _compute_total(self, measure: str, groups: IntArray | None) -> FloatArray:
+        if measure not in self._with_error:
+            arrivals = self._column("arrivals")
+            return (arrivals if groups is None else arrivals[groups]).astype(np.float64)
         pending, sent = self._pending_and_sent(measure, groups)
         total = pending.advance(sent)
         if isinstance(pending, ExtremumStack):
@@ -485,7 +432,6 @@ class SliceEntries:
             has_rest = cast(Any, rest).change(np.zeros(len(groups))) != 0.0
             self._column("unsent")[groups[has_rest]] = 1
         self._column("sends")[groups] += 1
-        self._changed(groups)
 
     def unchanged(self) -> IntArray:
         """Returns the groups whose pending values change nothing at the center, such as clients that it has counted."""
@@ -504,10 +450,6 @@ class SliceEntries:
         self.pending.reset(groups)
         self._column("unsent")[groups] = 0
         self._unchanged = np.zeros(0, np.int64)
-
-    def _changed(self, groups: IntArray) -> None:
-        for computed in self._computed.values():
-            computed.changed(groups)
 
     def to_state(self) -> State:
         arrays = {name: self._column(name) for name in self._arrays}

@@ -29,18 +29,16 @@ DAMPING = 0.35
 applied."""
 REMAINING: FloatArray = np.array([0.01, 0.02, 0.03, 0.045, 0.06, 0.09, 0.125, 0.18, 0.25, 0.35, 0.5])
 """The remaining fractions of a slice at which the number of entries above the target is recorded."""
-LEARNING_RATE = 0.3
+NEWEST_WEIGHT = 0.3
+"""The weight of the newest value in running means: of slices, of frames and of reports."""
 FIRST_FRACTION = 0.5
 """The second slice's target, as a fraction of the first slice's reached error. The first slice had no history."""
-INITIAL_SLOPE = 2.0
-"""The assumed power of T with which N falls, until it has been measured."""
-SLOPE_RANGE = (1.0, 5.0)
-MIN_LOG_CHANGE = 0.1
-"""The slope is not measured from a smaller change of ln T."""
+SLOPE = 2.0
+"""The assumed power of T with which N falls. A slope that follows from earlier slices gave no smaller errors."""
 STEP_RANGE = (0.6, 2.0)
 MIN_REACHED_FRACTION = 0.1
 """T is at least this fraction of the reached error, so that T recovers quickly when the load jumps."""
-MIN_TARGET = 1e-9
+MIN_TARGET = 1e-9  # limit: T stays above 0
 
 
 def nth_largest(values: FloatArray, count: float) -> float:
@@ -66,9 +64,7 @@ class ErrorTarget:
 
     Attributes:
         target: T of the next slice; None before the first slice has closed.
-        slope: the power of T with which N falls.
         slices: number of slices learned from.
-        previous: T of the newest slice, and the fraction of the sends that its N filled.
         decrease: float64 per item of `REMAINING`: by how much the number of entries above the target decreases from
             then until the slice's end; NaN: unknown.
         counts: float64 per item of `REMAINING`: the number of entries above the level in the open slice; NaN: not
@@ -77,9 +73,7 @@ class ErrorTarget:
     """
 
     target: float | None = None
-    slope: float = INITIAL_SLOPE
     slices: int = 0
-    previous: tuple[float, float] | None = None
     decrease: FloatArray = field(default_factory=_unknown)
     counts: FloatArray = field(default_factory=_unknown)
     last_level: float = 0.0
@@ -129,34 +123,23 @@ class ErrorTarget:
         if self.slices or above <= slots:  # the first T may have been far too low
             self._learn_decrease(counts - np.count_nonzero(errors > last_level))
         filled = (above + 1.0) / (slots + 1.0)
-        self._learn_slope(filled)
         self.slices += 1
         part = 1.0 if filled >= 1.0 else max(1.0 / self.slices, DAMPING)
-        step = (filled / _used_fraction(slots)) ** (part / self.slope)
-        self.previous = self.target, filled
+        step = (filled / _used_fraction(slots)) ** (part / SLOPE)
         step = min(max(step, STEP_RANGE[0]), STEP_RANGE[1])
         self.target = max(self.target * step, MIN_REACHED_FRACTION * reached, MIN_TARGET)
 
     def _learn_decrease(self, decrease: FloatArray) -> None:
         measured = np.isfinite(decrease)
-        weight = np.where(np.isnan(self.decrease), 1.0, LEARNING_RATE)
+        weight = np.where(np.isnan(self.decrease), 1.0, NEWEST_WEIGHT)
         mean = weight * decrease + (1.0 - weight) * np.nan_to_num(self.decrease)
         self.decrease = np.where(measured, mean, self.decrease)
 
-    def _learn_slope(self, filled: float) -> None:
-        if self.previous is None or self.target is None:
-            return
-        change = math.log(self.target / self.previous[0])
-        if abs(change) >= MIN_LOG_CHANGE:
-            slope = math.log(self.previous[1] / filled) / change
-            self.slope = (self.slope + min(max(slope, SLOPE_RANGE[0]), SLOPE_RANGE[1])) / 2.0
-
     def to_state(self) -> State:
-        numbers = [self.target, self.slope, self.slices, self.previous, self.last_level]
+        numbers = [self.target, SLOPE, self.slices, None, self.last_level]  # as release 0.3 reads them
         return State(numbers, {"decrease": self.decrease, "counts": self.counts})
 
     @classmethod
     def from_state(cls, state: State) -> ErrorTarget:
-        target, slope, slices, previous, last_level = state.numbers
-        decrease, counts = state.arrays["decrease"], state.arrays["counts"]
-        return cls(target, slope, slices, tuple(previous) if previous else None, decrease, counts, last_level)
+        target, _, slices, _, last_level = state.numbers
+        return cls(target, slices, state.arrays["decrease"], state.arrays["counts"], last_level)

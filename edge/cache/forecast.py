@@ -2,7 +2,7 @@
 
 The records of a group are modelled as a Poisson process, whose rate follows the group's records in this slice and in
 earlier ones, and the rhythm of earlier slices (`arrival_profile`). The values have the group's own mean and second
-moment, estimated from this and earlier slices plus the mean of all groups, whose weight is learnt. The sum S over the
+moment, estimated from this and earlier slices plus the mean of all groups. The sum S over the
 expected records is then compound Poisson; P(S > x) is approximated by a lognormal distribution with the same moments,
 given that any record arrives. The forecast only decides which groups are sent first: a wrong forecast costs bytes and
 time, and changes no answer.
@@ -21,8 +21,9 @@ from edgewater.synopses import CountStack, ExtremumStack, FloatArray, IntArray, 
 
 COLD_START = 0.02
 """Added to the elapsed fraction of a slice without history, so that its first moments give no extreme rate."""
-
-NEARLY_POISSON = 1e-3
+VALUE_RECORDS = 4.0
+"""The mean value of all groups counts in a group's mean value as so many records."""
+NEARLY_POISSON = 1e-3  # limit: digits that a difference near 0 loses
 """Below this distance of the dispersion from 1 the number of records counts as that of a Poisson process."""
 
 
@@ -130,7 +131,6 @@ def forecast(entries: SliceEntries, groups: IntArray, history: GroupHistory, ela
     past = history.averages_of(entries, groups)
     so_far = entries.arrivals[groups].astype(np.float64)
     arrivals = arrivals_to_come(entries, history, elapsed, groups)
-    population = history.profile.value_weight
     records = so_far + past.arrivals
     first, second, extrema = {}, {}, set()
     for name in entries.bounded:
@@ -141,7 +141,6 @@ def forecast(entries: SliceEntries, groups: IntArray, history: GroupHistory, ela
             value = np.maximum(total[groups], past.totals[name])
             # For exponential values: a new maximum exceeds the maximum of n values by their mean, which is about 1 / (1
             # + ln n) of this maximum. A new minimum is half of the old minimum.
-            # it; a new minimum is half of the old one.
             largest = isinstance(stack, MaxStack)
             first[name] = value / (1.0 + np.log(np.maximum(records, 1.0))) if largest else value / 2.0
             second[name] = first[name] ** 2
@@ -150,8 +149,8 @@ def forecast(entries: SliceEntries, groups: IntArray, history: GroupHistory, ela
         else:
             seen = max(float(entries.arrivals.sum()), 1.0)
             squares = entries.squares(name)
-            weight = records + population
+            weight = records + VALUE_RECORDS
             mean, square = total.sum() / seen, squares.sum() / seen
-            first[name] = (total[groups] + past.totals[name] + population * mean) / weight
-            second[name] = (squares[groups] + past.squares[name] + population * square) / weight
+            first[name] = (total[groups] + past.totals[name] + VALUE_RECORDS * mean) / weight
+            second[name] = (squares[groups] + past.squares[name] + VALUE_RECORDS * square) / weight
     return Forecast(arrivals, first, second, records, frozenset(extrema), dispersion_of(history, arrivals))

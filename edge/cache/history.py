@@ -13,21 +13,17 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from edge.cache.arrival_profile import LEARNING_RATE as PROFILE_RATE
-from edge.cache.arrival_profile import MAX_COUNT, PARTS, ArrivalProfile, scale_of
+from edge.cache.arrival_profile import MAX_COUNT, PARTS, records_to_come, shapes
 from edge.cache.entries import RecallCache, SliceEntries, largest_size
-from edge.cache.error_target import ErrorTarget
+from edge.cache.error_target import NEWEST_WEIGHT, ErrorTarget
 from edge.cache.timetable import CHECKPOINTS, Timetable, position_at
-from edgewater.synopses import BoolArray, FloatArray, IntArray, SumStack
+from edgewater.synopses import BoolArray, FloatArray, IntArray
 from edgewater.synopses.encoding.state import State
 
 MAX_HISTORY_GROUPS = 1 << 16  # limit: memory of the history
-LEARNING_RATE = 0.3
-"""Weight of the newest slice."""
-FORGOTTEN_BELOW = 0.02
+FORGOTTEN_BELOW = 0.02  # limit: memory of the history
 """Mean records per slice below which a group is dropped: after about ten slices without a record."""
-CURVE_BINS = 64
-NEEDED_DECAY = 0.8
+CURVE_BINS = 64  # limit: memory of `GroupHistory.curve`
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +48,7 @@ class GroupHistory:
             the newest slice, among the groups with the largest initial prefix errors.
         max_sends: how often the most sent group of the newest slice was sent.
         groups: the number of groups of the newest slice.
-        profile: when and how many records arrive.
+        counts: float64 [part], the mean records per slice of all groups.
         timetable: when the records of the newest slices came.
         needed: under all budgets except a staleness budget alone, the number of groups that a slice has to send.
     """
@@ -66,7 +62,7 @@ class GroupHistory:
     groups: int = 0
     _hashes: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
     _values: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
-    profile: ArrivalProfile = field(default_factory=ArrivalProfile)
+    counts: FloatArray = field(default_factory=lambda: np.zeros(PARTS))
     _counts: npt.NDArray[np.float16] = field(default_factory=lambda: np.zeros((0, PARTS), np.float16))
     needed: float = 0.0
     timetable: Timetable = field(default_factory=Timetable)
@@ -96,28 +92,15 @@ class GroupHistory:
             first = cached.groups
             cached.grow(1 + 2 * len(self.measures), len(entries))
             hashes = entries.hashes()[first:]
-            hit, at = self._positions(hashes)
-            fresh = cached.values[:, first:]
+            at = np.searchsorted(self._hashes, hashes)
+            inside = np.flatnonzero(at < len(self._hashes))
+            hit = inside[self._hashes[at[inside]] == hashes[inside]]  # the groups with a history
+            fresh, counts = cached.values[:, first:], np.zeros((len(hashes), PARTS), np.float32)
             fresh[...] = 0.0
-            fresh[:, hit] = self._values[:, at]
+            fresh[:, hit], counts[hit] = self._values[:, at[hit]], self._counts[at[hit]]
             cached.numbers[first:] = self.timetable.numbers_of(hashes)
-            cached.remaining[:, first:] = self.profile.remaining(self._counts_of(len(hashes), hit, at)).T
+            cached.remaining[:, first:] = shapes(self.counts, counts).T
         return cached
-
-    def _positions(self, hashes: npt.NDArray[np.uint64]) -> tuple[IntArray, IntArray]:
-        """Returns the positions in `hashes` of the groups with a history, and the positions of their history."""
-        at = np.searchsorted(self._hashes, hashes)
-        inside = np.flatnonzero(at < len(self._hashes))
-        hit = inside[self._hashes[at[inside]] == hashes[inside]]
-        return hit, at[hit]
-
-    def _counts_of(self, groups: int, hit: IntArray, at: IntArray) -> npt.NDArray[np.float32]:
-        """Returns the mean records per slice of groups that `_positions` looked up, [group, part]; zeros for new
-        groups.
-        """
-        result = np.zeros((groups, PARTS), np.float32)
-        result[hit] = self._counts[at]
-        return result
 
     def arrivals_left(self, entries: SliceEntries, elapsed: float, groups: IntArray | None = None) -> FloatArray:
         """Returns the expected number of records of these groups (None: all) after the fraction `elapsed` of their
@@ -136,10 +119,9 @@ class GroupHistory:
         after = elapsed * PARTS - part
         left = ((1.0 - after) * cached.remaining[part] + after * cached.remaining[part + 1]).astype(np.float64)
         past = cached.values[0].astype(np.float64)
-        scale = float(scale_of(arrivals, past, left)) if self.profile.scales else 1.0
         if groups is not None:
             arrivals, past, left = arrivals[groups], past[groups], left[groups]
-        return self.profile.expected(arrivals, past, left, scale)
+        return records_to_come(arrivals, past, left)
 
     def learn(self, entries: SliceEntries) -> None:
         """Updates the history with a slice that has just closed."""
@@ -147,14 +129,13 @@ class GroupHistory:
             [entries.arrivals, *(a for m in self.measures for a in (entries.size(m), entries.squares(m)))], np.float32
         ).reshape(len(self._values), len(entries))
         self._learn_times(entries)
-        self._learn_profile(entries)
-        weight = LEARNING_RATE if self.slices else 1.0
+        weight = NEWEST_WEIGHT if self.slices else 1.0
         hashes, inverse = np.unique(np.concatenate([self._hashes, entries.hashes()]), return_inverse=True)
         values = np.zeros((len(self._values), len(hashes)), np.float32)
         known = len(self._hashes)
         values[:, inverse[:known]] = (1.0 - weight) * self._values
         values[:, inverse[known:]] += np.float32(weight) * fresh
-        weight = max(PROFILE_RATE, 1.0 / (self.slices + 1))
+        self.counts = (1.0 - weight) * self.counts + weight * entries.arrivals_by_part.sum(axis=0)
         counts = np.zeros((len(hashes), PARTS), np.float32)
         counts[inverse[:known]] = (1.0 - weight) * self._counts
         counts[inverse[known:]] += np.float32(weight) * entries.arrivals_by_part
@@ -167,19 +148,6 @@ class GroupHistory:
         self.slices += 1
         self.groups = len(entries)
         self.max_sends = max(1, int(entries.sends.max(initial=1)))
-
-    def _learn_profile(self, entries: SliceEntries) -> None:
-        counts = entries.arrivals_by_part.astype(np.float64)
-        if not self.slices:
-            self.profile.learn_counts(counts, 1.0)
-            return
-        past = self.averages_of(entries, np.arange(len(entries)))
-        found = self._positions(entries.hashes())
-        self.profile.learn(counts, past.arrivals, self._counts_of(len(entries), *found))
-        for name in self.measures:
-            if isinstance(entries.pending.measures[name], SumStack):
-                records = entries.arrivals.astype(np.float64)
-                self.profile.learn_values(records, entries.size(name), past.arrivals, past.totals[name])
 
     def _learn_times(self, entries: SliceEntries) -> None:
         taken = entries.take_times()
@@ -203,7 +171,7 @@ class GroupHistory:
 
     def learn_needed(self, groups: int) -> None:
         """Updates `needed` with a slice that had to send this many groups; it falls more slowly than it rises."""
-        self.needed = max(float(groups), NEEDED_DECAY * self.needed)
+        self.needed = max(float(groups), (1.0 - NEWEST_WEIGHT) * self.needed)
 
     def learn_curve(self, first_seen: npt.NDArray[np.float32]) -> None:
         """Learns when, within a slice, the groups with the largest initial prefix errors first appear."""
@@ -219,7 +187,7 @@ class GroupHistory:
         numbers = [self.measures, self.slices, self.scale, self.max_sends, self.groups, self.needed]
         arrays = {"hashes": self._hashes, "values": self._values, "curve": self.curve}
         arrays["counts"] = self._counts.view(np.uint16)
-        components = {"error_target": self.error_target.to_state(), "profile": self.profile.to_state()}
+        components = {"error_target": self.error_target.to_state(), "profile": State([], {"counts": self.counts})}
         return State(numbers, arrays, {**components, "timetable": self.timetable.to_state()})
 
     @classmethod
@@ -228,7 +196,7 @@ class GroupHistory:
         error_target = ErrorTarget.from_state(state.components["error_target"])
         curve, hashes, values = (state.arrays[name] for name in ("curve", "hashes", "values"))
         result = cls(tuple(measures), slices, scale, error_target, curve, max_sends, groups, hashes, values)
-        result.profile = ArrivalProfile.from_state(state.components["profile"])
+        result.counts = state.components["profile"].arrays["counts"]
         result._counts = state.arrays["counts"].view(np.float16)
         if "timetable" in state.components:
             result.timetable = Timetable.from_state(state.components["timetable"])

@@ -19,33 +19,10 @@ from edge.cache.entries import SliceEntries
 from edgewater.synopses import FloatArray, IntArray
 from edgewater.synopses.encoding.state import State
 
-RERANK_FRACTION = 0.03
+RERANK_FRACTION = 0.03  # limit: time of rankings
 """The fraction of an open slice's remaining time after which its entries are ranked again."""
-FRAME_TIME_FRACTION = 0.015
-"""The fraction of an open slice's remaining time that one frame may occupy the link. The frame's values do not change
-after it was built."""
-MIN_ENTRIES_PER_FRAME = 16
-"""A frame may always carry this many entries, so that it does not consist mostly of overhead."""
 MAX_QUEUED = 1 << 14
 """The maximum length of the queue of an open slice. When these entries have been sent, the slice is ranked again."""
-
-
-LARGE_FRAME_FACTOR = 4
-"""Frames of a combined budget may be this many times as large, so that less of them is overhead."""
-
-
-def max_entries_per_frame(left_ms: float, entries_per_ms: float, *, large: bool = False) -> int:
-    """Returns how many entries of an open slice one frame may carry (`FRAME_TIME_FRACTION`).
-
-    Unlimited if the rate is unknown (0), or if the slice should have closed and waits for its records.
-
-    Args:
-        left_ms: the remaining event time of the slice.
-    """
-    if left_ms <= 0.0 or entries_per_ms <= 0.0:
-        return MAX_QUEUED
-    factor = LARGE_FRAME_FACTOR if large else 1
-    return factor * max(int(FRAME_TIME_FRACTION * left_ms * entries_per_ms), MIN_ENTRIES_PER_FRAME)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """When the records of each group came in the newest slices, for streams that follow a schedule.
 
-An `ArrivalProfile` says in which part of a slice a group has its records. A schedule is finer: a flight leaves at the
+`arrival_profile` says in which part of a slice a group has its records. A schedule is finer: a flight leaves at the
 same minute each day, and after the last flight nothing more comes. So for streams with few records the times of the
 newest `SLICES` slices are stored. The expected number of records to come is a weighted mean. Its terms are the numbers
 of records in these slices after the same time, and the profile's forecast, which counts as `PRIOR` slices.
@@ -9,8 +9,9 @@ Records on a schedule vary less in number than a Poisson process. The variance o
 mean is learnt for classes of the mean. P(no record) is the probability under the binomial (φ < 1) or negative binomial
 distribution with these two moments, φ^(−m/(φ−1)).
 
-When a slice closes, the forecasts with and without the times are scored at `CHECKPOINTS`, like the experts of the
-profile. The times are used as long as the forecasts with them have the larger discounted score.
+When a slice closes, the forecasts with and without the times are scored at `CHECKPOINTS`, by the Poisson log-likelihood
+of the records that then came (Gneiting and Raftery, JASA 102, 2007, section 3.3). The times are used as long as the
+forecasts with them have the larger discounted score.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edge.cache.arrival_profile import DISCOUNT, MIN_EXPECTED
+from edge.cache.error_target import NEWEST_WEIGHT
 from edgewater.synopses import FloatArray, IntArray
 from edgewater.synopses.encoding.state import State
 
@@ -30,21 +31,23 @@ MAX_TIMES = 1 << 14
 """Maximum number of records whose times are stored: of a slice, and of all slices. Of a larger slice no times are
 stored."""
 FEW_TIMES = 1 << 10  # limit: memory of a slice's times
-TIMES_PER_GROUP = 16
+TIMES_PER_GROUP = 16  # limit: memory of a slice's times
 """A slice with more than `FEW_TIMES` records, and more than this many per group, follows no schedule. Its times are not
 stored."""
-SLICES = 4
-RETAINED = 0.7
-"""Weight of a slice, relative to the next newer slice."""
+SLICES = 4  # limit: memory of the times
+RETAINED = 1.0 - NEWEST_WEIGHT
+"""Weight of a slice, and of its scores, relative to the next newer slice."""
 PRIOR = 1.0
+MIN_EXPECTED = 1e-3
+"""Smaller expectations are scored as this value, since a group without records so far may always get one."""
 CHECKPOINTS = (0.5, 0.75, 0.875, 0.94, 0.97, 0.985, 0.995)
 """Elapsed fractions of a slice."""
 CLASSES: FloatArray = np.array([0.03, 0.1, 0.3, 0.7, 1.5, 5.0])
 """Borders of the classes of means."""
 SPREAD_PRIOR = 5.0
 """A Poisson process counts as this many expected records in each class."""
-SPREAD_RANGE = (0.02, 20.0)
-_POSITION_BITS = 32
+SPREAD_RANGE = (0.02, 20.0)  # limit: φ of a class with few records
+_POSITION_BITS = 32  # format: of times in a checkpoint
 
 Positions = npt.NDArray[np.uint32]
 """Times as fractions of their slice, in units of 2^-32."""
@@ -231,10 +234,10 @@ class Timetable:
             return
         mean = np.array([self.expected(numbers, *pair) for pair in zip(CHECKPOINTS, otherwise, strict=True)])
         used, other = (np.maximum(m, MIN_EXPECTED) for m in (mean, otherwise))
-        self.advantage = DISCOUNT * self.advantage + float((later * np.log(used / other) - used + other).sum())
+        self.advantage = RETAINED * self.advantage + float((later * np.log(used / other) - used + other).sum())
         at = np.digitize(mean, CLASSES).ravel()
         sums = [np.bincount(at, a.ravel(), len(CLASSES) + 1) for a in ((later - mean) ** 2, mean)]
-        self.spread = DISCOUNT * self.spread + np.array(sums)
+        self.spread = RETAINED * self.spread + np.array(sums)
 
     def learn(self, times: RecordTimes | None) -> None:
         """Adds the slice that has just closed; None: it had too many records."""

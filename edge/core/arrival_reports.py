@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from edge.arrivals import BernoulliSampler, SubstreamMonitor
+from edge.cache.error_target import NEWEST_WEIGHT
 from edgewater.arrivals import ReportSchedule, SubstreamStatistics, encode_report, fits_report, read_report
 from edgewater.base.streams import MIN_TIME_MS
 from edgewater.model.accuracy import MAX_GROUPS
@@ -26,11 +27,9 @@ from edgewater.synopses import DEFAULT_SEED, BoolArray, FloatArray, IntArray
 from edgewater.synopses.encoding.state import State
 from edgewater.wire import Arrivals, SamplingReason
 
-NARROW_SHARE = 0.1
+NARROW_SHARE = 0.1  # limit: the share of a link that statistics of groups take
 """Part of the link, before compression, above which statistics of groups are not sent. Below half of it they are sent
 again."""
-RATE_WEIGHT = 0.25
-"""Weight of the last report in the mean bytes per time."""
 READY_BYTES = 600  # limit: memory of statistics
 """The least memory of a sub-stream's statistics until they are sent."""
 
@@ -257,7 +256,7 @@ class ArrivalMonitor:
         """Updates the bytes per time that complete statistics need, when a report up to a slot is complete."""
         if self._reported != MIN_TIME_MS:
             now = self._full_bytes / ((slot - self._reported) * self.schedule.grid.slot_ms)
-            self._bytes_per_ms += RATE_WEIGHT * (now - self._bytes_per_ms)
+            self._bytes_per_ms += NEWEST_WEIGHT * (now - self._bytes_per_ms)
         self._full_bytes = 0
 
     def _report_slot(self, time_ms: int, counts_only: bool) -> int:

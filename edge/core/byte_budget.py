@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edge.cache.error_target import NEWEST_WEIGHT
 from edge.core.link_plan import LEVELS, bytes_above
+from edge.core.slices import FEW_ENTRIES
 from edgewater.model.byte_budget import AHEAD_SHARE, close_bytes
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import FloatArray
@@ -22,8 +24,8 @@ from edgewater.wire import Frame, link_bytes
 
 PARTS = 24
 """The parts of a period, each with its own distribution of errors."""
-SENT_RATE, INITIAL_ENTRY_BYTES = 0.2, 16.0
-"""The weight of the newest frame in the estimated bytes of an entry on the link, and the first estimate."""
+INITIAL_ENTRY_BYTES = 16.0
+"""The estimated bytes of an entry on the link until a frame has been sent, after compression."""
 RESERVE = 1.02
 """The bytes of an entry are an estimate, so the price is for this many times as many."""
 
@@ -149,7 +151,7 @@ class BytePrices:
         """Learns the bytes of an entry on the link from a frame with so many groups."""
         if groups:
             size = max(link_bytes(frame.wire_bytes) - self._close_bytes, 1) / groups
-            weight = SENT_RATE * groups / (groups + 32)
+            weight = NEWEST_WEIGHT * groups / (groups + FEW_ENTRIES)
             self._entry_bytes += weight * (size - self._entry_bytes)
 
     def to_state(self) -> State:

@@ -34,8 +34,8 @@ from edgewater.synopses import FloatArray
 
 LEVELS: FloatArray = 2.0 ** (np.arange(16.0, -112.0, -1.0) / 4.0)
 """Errors at which bytes are counted: quarters of octaves, the largest first."""
-MESSAGES_PER_FAIR = 4
-LATE_QUERIES_SHARE = 1 / 2
+MESSAGES_PER_FAIR = 4  # limit: how long a query with due bytes waits for others
+LATE_QUERIES_SHARE = 1 / 2  # limit: of the link, so that late queries delay no others
 LEAST_BYTES = 256
 """A frame of fewer bytes before compression is mostly overhead, unless it is the rest of a demand."""
 

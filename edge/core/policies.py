@@ -29,7 +29,7 @@ from edge.cache.policy import (
     rank_open,
     rank_open_by_deadline,
 )
-from edge.cache.send_queue import EMPTY_SELECTION, MAX_QUEUED, GroupSelection, SendQueue, max_entries_per_frame
+from edge.cache.send_queue import EMPTY_SELECTION, MAX_QUEUED, GroupSelection, SendQueue
 from edge.cache.sizing import SendSlots
 from edge.cache.withheld import withheld_of
 from edge.core.byte_budget import BytePrices, ByteRoom
@@ -41,6 +41,7 @@ from edge.core.least_bytes import (
     EarlyTerms,
     OpenSlice,
     early_sends,
+    in_one_frame,
     quanta_of,
 )
 from edge.core.slices import INITIAL_ENTRY_BYTES, UNKNOWN_LINK, LinkEstimate, Slice
@@ -52,7 +53,8 @@ from edgewater.synopses import FloatArray, Stack
 from edgewater.wire import Withheld
 
 EARLY_MARGIN = 1.5
-"""Without a staleness budget, sending begins this many times as early as the link needs."""
+"""Unless an error and a staleness are limited, sending begins this many times as early as the link needs: values change
+meanwhile."""
 LATE_SHARE = 1 / 8
 """If the watermark is further behind the clock than this fraction of a slice, the source may be late. Without a
 staleness budget, nothing of an ended slice is then sent early, since most groups will change."""
@@ -63,9 +65,7 @@ BYTES_MARGIN = 1.25
 """Under a byte budget, an entry is expected to be so many times as large as usual."""
 MAX_OVERSHOOT = 2
 """The entries of a frame may take this many times its capacity, if there is more than one."""
-DRAIN_SAFETY = 2.0
-"""Before a slice closes, sending takes this many times as long as the link needs, because values change meanwhile."""
-FIRST_GROUPS = 48
+FIRST_GROUPS = 48  # limit: half a second of a link of 4 KiB/s
 """The groups in a message of first closes. On 4 KiB/s such a message takes about half a second."""
 
 
@@ -154,9 +154,6 @@ class ExactPolicy:
         """Whether entries that a close withholds are omitted because there are not enough bytes."""
         return self.may_omit or self.prices is not None
 
-    _frames_are_large = False
-    """Whether frames of open slices may be larger, so that less of them is overhead."""
-
     def __init__(self, spec: QuerySpec) -> None:
         self._spec = spec
         self.bounded = tuple(m.name for m in spec.measures) if spec.may_withhold else ()
@@ -222,16 +219,7 @@ class ExactPolicy:
 
     def _most_open(self, at: PullContext, early: EarlySends) -> int:
         """Returns how many groups of an open slice a frame may have."""
-        count = min(at.max_groups, early.entries)
-        if not self._waits:
-            return count
-        rate = at.link.likely_bytes_per_ms / at.entry_bytes
-        per_frame = max_entries_per_frame(self._leaves_by_ms(at) - at.now_ms, rate, large=self._frames_are_large)
-        return min(count, max(per_frame, early.in_one_frame))
-
-    def _leaves_by_ms(self, at: PullContext) -> float:
-        """Returns the event time by which the entries of an open slice should have left."""
-        return at.end_ms
+        return min(at.max_groups, early.entries, early.in_one_frame if self._waits else MAX_QUEUED)
 
     def _least_open(self, at: PullContext) -> int:
         """Returns how many groups a frame of an open slice needs. A smaller frame is mostly overhead."""
@@ -300,8 +288,6 @@ class CombinedPolicy(ErrorPolicy):
     limits contradict each other, the error budget holds.
     """
 
-    _frames_are_large = True
-
     def __init__(self, spec: QuerySpec) -> None:
         super().__init__(spec)
         assert spec.staleness_budget is not None
@@ -329,7 +315,7 @@ class StalenessPolicy(ExactPolicy):
     Entries wait for the close, unless sending them takes until after the deadline. So most groups are sent once.
     """
 
-    may_omit, _frames_are_large = True, True
+    may_omit = True
 
     def __init__(self, spec: QuerySpec) -> None:
         super().__init__(spec)
@@ -355,9 +341,10 @@ class StalenessPolicy(ExactPolicy):
             entries = int(rate * (due_ms - open_.now_ms) - first)
         if entries < 1:
             return None
-        drain_ms = DRAIN_SAFETY * pending * open_.entry_bytes / max(open_.link.likely_bytes_per_ms, 1e-3)
+        drain_ms = EARLY_MARGIN * pending * open_.entry_bytes / max(open_.link.likely_bytes_per_ms, 1e-3)
         from_ms = due_ms - drain_ms if self._waits else float(open_.start_ms)
-        return EarlySends(entries, min(from_ms, end) if drain_ms >= MIN_DRAIN_MS * open_.link.speed else end, 0)
+        from_ms = min(from_ms, end) if drain_ms >= MIN_DRAIN_MS * open_.link.speed else end
+        return EarlySends(entries, from_ms, in_one_frame(min(entries, pending), open_.link, open_.entry_bytes))
 
     def closed_frame_bytes(self, most: int) -> int:
         return 0  # the last entries of a large frame may be too late
@@ -391,9 +378,6 @@ class StalenessPolicy(ExactPolicy):
 
     def _ranks_by_deadline(self, end: int, slice_: Slice) -> bool:
         return bool(self.bounded) and self.omits(end, slice_)
-
-    def _leaves_by_ms(self, at: PullContext) -> float:
-        return self.due_ms(at.end_ms, at.link)
 
     def _least_open(self, at: PullContext) -> int:
         return super()._least_open(at) if at.now_ms < at.end_ms else 0

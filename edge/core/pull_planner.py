@@ -11,7 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from edge.cache.send_queue import RERANK_FRACTION
 from edge.core.events import PullEvent
+from edge.core.least_bytes import MIN_DRAIN_MS
 from edge.core.link_plan import MESSAGES_PER_FAIR, Demand
 from edge.core.policies import PullConditions
 from edge.core.query_pipeline import QueryPipeline
@@ -23,12 +25,9 @@ from edgewater.wire import QueryRef
 NO_DELAYS: Mapping[QueryRef, int] = MappingProxyType({})
 MAX_FRAME_BYTES = 256 << 10
 """The approximate maximum size of the partials of one frame, before compression."""
-BACKLOG_FRAME_BYTES, BACKLOG_FRAME_S = 16 << 10, 1.0
+BACKLOG_FRAME_BYTES, BACKLOG_FRAME_S = 16 << 10, 1.0  # limit: how long a frame occupies the link
 """A frame of closed slices may have this many bytes before compression, if the link carries it within this many
 seconds."""
-EMPTY_PULL_WAIT_FRACTION = 0.02
-"""After a pull that sent nothing, the next pull waits for this fraction of the slice's remaining time."""
-EMPTY_PULL_WAIT_MIN_MS = 20
 REPORT_DROPS_MS = 1_000  # limit: how late dropped records are stated
 """Wall time until records that came too late are reported, if no other frame has reported them before."""
 
@@ -106,11 +105,11 @@ class PullPlanner:
         return max(clock.to_wall_ms(max(math.ceil(earliest), self._not_before_ms.get(stream, MIN_TIME_MS))), now_ms)
 
     def defer(self, event: PullEvent) -> None:
-        """Delays the next pull, after one that sent nothing."""
+        """Delays the next pull, after one that sent nothing, until the entries are ranked again."""
         for stream, after_ms in event.times_ms.items():
             ends = [p.spec.window.next_slice(after_ms) for p in self._queries_of(stream)]
             left_ms = max(min(ends, default=after_ms) - after_ms, 0)
-            wait_ms = max(int(EMPTY_PULL_WAIT_FRACTION * left_ms), EMPTY_PULL_WAIT_MIN_MS)
+            wait_ms = max(int(RERANK_FRACTION * left_ms), MIN_DRAIN_MS)
             self._not_before_ms[stream] = after_ms + wait_ms
 
     def event_times(self, now_ms: int) -> dict[str, int]:

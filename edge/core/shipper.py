@@ -22,6 +22,7 @@ from itertools import chain
 import numpy as np
 
 from edge.cache.error_limits import primary_mask
+from edge.cache.error_target import NEWEST_WEIGHT
 from edge.cache.history import GroupHistory
 from edge.cache.policy import errors_left
 from edge.cache.send_queue import GroupSelection, SendQueue
@@ -33,7 +34,7 @@ from edge.core.least_bytes import EarlySends, OpenSlice
 from edge.core.link_plan import LEVELS, Demand, bytes_above
 from edge.core.policies import PullConditions, PullContext, limit_to_capacity
 from edge.core.slice_store import SliceStore
-from edge.core.slices import INITIAL_ENTRY_BYTES, LinkEstimate, Slice
+from edge.core.slices import FEW_ENTRIES, INITIAL_ENTRY_BYTES, LinkEstimate, Slice
 from edgewater.base.streams import MIN_TIME_MS
 from edgewater.guard.frame_work import FULL_FRAME_WORK, FrameWork
 from edgewater.guard.partial_check import group_bytes, max_groups
@@ -45,11 +46,7 @@ from edgewater.synopses.encoding.state import State
 MOST_LEARNED = 32
 """The history learns from so many of the closed slices that are to be sent. What older ones add has faded to less than
 1 % when the newest one is learned."""
-ENTRY_BYTES_RATE, FEW_ENTRIES = 0.3, 32
-"""Weight of the newest partial in the estimated size of entries; half of it for so many entries."""
-
-
-PARTIAL_BYTES, LOSS_BYTES = 32, 64
+PARTIAL_BYTES, LOSS_BYTES = 32, 64  # derived: fields of `Partial` and `InputLoss` in uplink.proto
 """Upper bounds of a partial without its synopsis, and of a loss of input without its source, in a frame."""
 
 
@@ -422,9 +419,8 @@ class Shipper:
             return
         send = self._state.send(start, self._store.slices[start].entries.in_key_order(groups))
         draft.add(start, send)
-        # The estimate follows the actual size of entries, so that frames are about as large as the capacity. Partials
-        # of few entries are mostly header.
-        weight = ENTRY_BYTES_RATE * len(groups) / (len(groups) + FEW_ENTRIES)
+        # The estimate follows the actual size of entries, so that frames are about as large as the capacity.
+        weight = NEWEST_WEIGHT * len(groups) / (len(groups) + FEW_ENTRIES)
         self.entry_bytes += weight * (len(send.partial.synopsis) / len(groups) - self.entry_bytes)
 
     # Selection of groups

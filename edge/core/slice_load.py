@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from edge.cache.error_target import NEWEST_WEIGHT
 from edgewater.wire import SliceClose
-
-NEWEST_WEIGHT = 0.3
-"""The weight of the newest slice in the means."""
 
 
 class SliceLoad:

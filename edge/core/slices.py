@@ -17,6 +17,8 @@ from edgewater.synopses.encoding.state import State
 
 INITIAL_ENTRY_BYTES = 48.0
 """The estimated size of an entry in a frame until the first one is sent, before compression."""
+FEW_ENTRIES = 32
+"""A frame of so many entries counts half in estimates of the size of entries: a frame of few is mostly header."""
 CLOSING_FRAME_BYTES = 500
 """Approximate size of a frame that closes a slice, without entries, before compression."""
 

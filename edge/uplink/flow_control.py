@@ -16,50 +16,44 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from edge.core.pull_planner import MAX_FRAME_BYTES
-from edge.uplink.link_model import HIGH, LOW, MID, RATES_BYTES_S, TOLERANCE_S, LinkModel, RecentLeast
+from edge.uplink.link_model import HIGH, IDLE_S, LOW, MID, RATES_BYTES_S, TOLERANCE_S, LinkModel, RecentLeast
 from edgewater.wire.link_bytes import PACKET_HEADER_BYTES, link_bytes
 
-QUEUE_S = 0.4
+QUEUE_S = 0.4  # limit: for how long values are fixed before they arrive
 """What is in flight leaves the link within this time with 90 %."""
 SMALL_FRAME_BYTES = 1 << 10
 """A smaller frame is mostly overhead. A link without frames in flight always has room for one such frame."""
 FRAME_S, MOST_LEAST_FRAME_BYTES = QUEUE_S / 2, 8 << 10
 """Behind others, a frame waits until there is room for the bytes of this time, and at most for so many."""
-LEAST_IN_FLIGHT_BYTES, SMALL_ROUND_BYTES_S, ROUND_EXTRA_S = 2_560, 54_000.0, 0.03
-"""The bytes in flight on an unknown link: at least the first, and this rate for a round trip and the
-center's disk."""
+LEAST_IN_FLIGHT_BYTES, SMALL_ROUND_BYTES_S = 2_560, 54_000.0
+"""The bytes in flight on an unknown link: at least the first, and this rate for a round trip."""
 GROWTH = 1 / 4
 """The bytes in flight may exceed the bytes that have passed at once by this fraction. If the bucket is empty then, the
 delay is in proportion to the bytes that have passed."""
-OVERDUE_S = 0.25
-"""Nothing is sent while an arrival is later than predicted by more: the link may be gone."""
+LATE_S = QUEUE_S / 2
+"""If an arrival is later than predicted by more, the bucket was empty. Until it arrives, nothing is sent, because the
+link may be gone."""
 GUARD_STEP_S, LATE_SHARE, MOST_GUARD_S = 0.1, 0.07, 2.0
 """The guard time is added to predictions. With each arrival it falls by `LATE_SHARE` of a step, and grows by a step if
 the arrival is later still. So no larger share is late, even beside traffic that the model lacks."""
-LATE_S = 0.2
-"""Bytes that arrive later than predicted by more have shown that the bucket was empty."""
-REST_S = 1.0
-"""A link without bytes in flight for this time begins a new burst."""
-FADES = 0.9
+FADES = 0.9  # limit: for how long one slow acknowledgement counts
 """The longest times of acknowledgements count less with each further one."""
 LEAST_RETRY_S = 0.01  # limit: processor time while waiting
-ECHO_SAMPLES = 5
-"""The round trip is the least of so many heartbeats: a single one may have waited behind frames."""
-UNSEEN_BYTES_S, UNSEEN_BYTES = 1e3, 4 << 10
+UNSEEN_BYTES_S, UNSEEN_BYTES = 1e3, 4 << 10  # limit: what an unknown link gets early
 """Before so many bytes have arrived, entries of open slices leave as on a narrow link, which shows what the link is."""
-STATED_RATIO, STATED_S, STATED_WINDOWS = 1.25, 10.0, 2.0
+STATED_RATIO, STATED_S, STATED_WINDOWS = 1.25, 10.0, 2.0  # limit: the error of a rate that is stated
 """A rate is stated if the quantiles of 10 % and 90 % agree within the first, for so many times the bytes that empty the
 bucket and fill the link for `STATED_S`."""
 MOST_STATED_BYTES_S = RATES_BYTES_S[-1] / 2
 """A faster link has a rate beyond the hypotheses, or the processes limit the rate."""
 HORIZON_S = 1.0
 """A forecast is what the link carries within this time, and then the rate."""
-PACKING_MEMORY_BYTES = 32 << 10
+PACKING_MEMORY_BYTES = 32 << 10  # limit: for how long a message counts
 """Plain bytes after which a message counts half in the estimate of how frames are compressed."""
 LEAST_PACKED_FRACTION = 1 / 16
 """A smaller fraction is not used, because the next values may be less repetitive."""
 DAY_MS = 86_400_000
-DAILY_RESERVATIONS = 100
+DAILY_RESERVATIONS = 100  # limit: writes to the disk, and what a crash costs of the quota
 """The daily quota is recorded on disk in steps of this fraction."""
 
 
@@ -131,7 +125,6 @@ class LinkFlow:
         self._now_ms, self._limit_bytes_s, self._share_bytes_s = now_ms, limit_bytes_s, math.inf
         self._model = LinkModel()
         self._to_center, self._from_center, self._round = RecentLeast(), RecentLeast(), RecentLeast()
-        self._echoes: deque[float] = deque(maxlen=ECHO_SAMPLES)
         self._in_flight: deque[_InFlight] = deque()
         self._credit_bytes = 0
         self._arrived_bytes = self._agreed_bytes = 0.0
@@ -173,7 +166,7 @@ class LinkFlow:
     @property
     def rtt_ms(self) -> float:
         """The round trip without the center's disk, if heartbeats have measured it; 0 if unknown."""
-        return 1000.0 * min(self._echoes, default=self._round.value or 0.0)
+        return 1000.0 * self._round_trip_s
 
     @property
     def most_bytes_s(self) -> float:
@@ -212,7 +205,7 @@ class LinkFlow:
 
     def _limit_bytes(self) -> float:
         """Returns how many bytes may be unacknowledged, whatever the model predicts."""
-        usual = max(LEAST_IN_FLIGHT_BYTES, SMALL_ROUND_BYTES_S * (self._round_trip_s + ROUND_EXTRA_S))
+        usual = max(LEAST_IN_FLIGHT_BYTES, SMALL_ROUND_BYTES_S * self._round_trip_s)
         shown, burst = self._passed_at_once_bytes, self._burst_bytes
         usual, shown = usual + GROWTH * max(shown, burst), shown - burst
         busy_s = QUEUE_S + self._round_trip_s + self._held_s
@@ -240,7 +233,7 @@ class LinkFlow:
         return min(max(SMALL_FRAME_BYTES, FRAME_S * self._model.rate_bytes_s(LOW)), MOST_LEAST_FRAME_BYTES)
 
     def _is_overdue(self, now_s: float) -> bool:
-        due_s = OVERDUE_S + self._round_trip_s + self._guard_s + self._held_s
+        due_s = LATE_S + self._round_trip_s + self._guard_s + self._held_s
         return bool(self._in_flight) and self._in_flight[0].leaves_s + due_s < now_s
 
     def retry_s(self, now_s: float) -> float | None:
@@ -262,7 +255,7 @@ class LinkFlow:
         self._model.sent(seq, wire_bytes, now_s)
         leaves_s = now_s + self._model.queue_s(now_s, HIGH)
         if seq is not None:
-            if not self._in_flight and now_s - self._rested_s > REST_S:
+            if not self._in_flight and now_s - self._rested_s > IDLE_S:
                 self._burst_bytes = 0.0
             is_alone = not self._in_flight
             self._in_flight.append(_InFlight(seq, wire_bytes, now_s, leaves_s, is_alone))
@@ -313,7 +306,6 @@ class LinkFlow:
             received_at_s: its arrival by the center's clock.
             held_s: the time between its arrival and the center's answer.
         """
-        self._echoes.append(max(now_s - held_s - sent_at_s, 0.0))
         is_empty = self._rested_s <= sent_at_s and (not self._in_flight or self._in_flight[0].sent_at_s >= sent_at_s)
         self._add_delays(sent_at_s, received_at_s, now_s - held_s, now_s, is_empty=is_empty)
 

@@ -36,18 +36,18 @@ LATE_EXTRA_S = 0.02
 """A late arrival counts half as much as an early one: a process or other traffic may delay it, nothing hastens it."""
 MOST_PENALTY, LEAST_LIKELIHOOD = 6.0, -14.0
 """One arrival cannot refute a hypothesis, and three can restore it: the link may have changed."""
-IGNORED_LIKELIHOOD = -9.0
+IGNORED_LIKELIHOOD = -9.0  # limit: time of a question
 """Hypotheses below it have together less than 1 % of the weight."""
 MOST_COMPARED = 256
 """More hypotheses of weight are compared in groups of neighbouring rates: then their differences do not matter."""
-BASE_WINDOW_S = 60.0
+BASE_WINDOW_S = 60.0  # limit: how long the delay of an earlier route counts
 """The least delay of this time is the delay of an empty link."""
-STEP_S = 0.05
+STEP_S = 0.05  # limit: the jitter that is no other route
 """A delay that falls by more shows that a clock has been set, or another route."""
-IDLE_S = 1.0
+IDLE_S = 1.0  # format: of TCP (RFC 6298, the least timeout)
 FIRST_WINDOW_BYTES = 10 * 1448.0  # format: of TCP
 """After a second without data, TCP sends ten segments in the first round trip, and twice as many in each next one."""
-LOW, MID, HIGH = 0.1, 0.5, 0.9
+LOW, MID, HIGH = 0.1, 0.5, 0.9  # format: what forecasts and reports of links state
 
 
 class RecentLeast:

@@ -36,7 +36,7 @@ EMPTY_PULL_PAUSE_S = 0.05  # limit: processor time while waiting
 MAX_REJECTED, MAX_NULL_COLUMNS, MAX_SOURCE = 128, 64, 256
 """Maximum statements in a heartbeat: numbers of rejected records, and columns without values; and characters of their
 names."""
-CALM_SHARE, LAG_S = 0.6, 0.5
+CALM_SHARE, LAG_S = 0.6, 0.5  # derived: CALM_UTILIZATION and LINK_RELIEVED_S of center/early/sampling
 """An edge keeps up below this busy share, if its unacknowledged bytes are fewer than the link carries in this time.
 Otherwise the center needs heartbeats soon, to decide on sampling rates."""
 MIN_RELATIVE_CHANGE = 0.2

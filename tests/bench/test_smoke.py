@@ -23,6 +23,7 @@ BENCHES: dict[str, tuple[str, ...]] = {
     "budgets": ("## policies", "zipf, sum, low, error budget", "cran, sum, low, staleness budget"),
     "compare": ("| script-1% | 4 | 3 |", "| error-1%-2s | 4 | 3 |"),
     "condor": ("windows", "(v) Haar: sums of 10,000 rides", "condor.json"),
+    "constants": ("edge.uplink.flow_control:QUEUE_S=0.8", "link/small"),
     "console": ("gzipped_bytes", "first_paint_ms_p50", "commit_to_drawn_ms_p95", "core_share"),
     "console_demo": ('"problems": []',),
     "workloads": ("ysb: 6,000 records", "taxi: 3,000", "linear-road: 3,000", "0 wrong, 0 outside"),

@@ -26,7 +26,7 @@ KINDS = {
     "format": "a protocol, a file format, an arithmetic or a unit has this number",
     "default": "a user can change it; the reference of the configuration or of queries describes it",
 }
-_MARK = re.compile(rf"\b({'|'.join(KINDS)}): ([^.;]+)")
+_MARK = re.compile(rf"\b({'|'.join(KINDS)}): ((?:[^.;]|\.(?=\w))+)")
 _LIMIT = re.compile(r"_?(MAX|MIN|MOST|LEAST)_|.*_(MAX|MIN)$")
 _UNITS = re.compile(r"_?(DAY|HOUR|MINUTE|SECOND|WEEK|YEAR)\w*_(MS|S|US|NS)$")
 HEAD = """\

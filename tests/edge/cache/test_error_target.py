@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from edge.cache.error_target import ErrorTarget, nth_largest
-from edge.cache.send_queue import MAX_QUEUED, MIN_ENTRIES_PER_FRAME, max_entries_per_frame
 from edgewater.synopses import FloatArray
 
 SLOTS = 600.0
@@ -65,10 +64,3 @@ def test_a_slice_that_could_not_meet_its_deadline_is_not_learned_from(slots: flo
     error_target = ErrorTarget(target=2.0)
     error_target.learn(np.ones(10), slots)
     assert (error_target.target, error_target.slices) == (2.0, 0)
-
-
-def test_frames_shrink_towards_the_slices_end_down_to_a_minimum() -> None:
-    assert max_entries_per_frame(60_000.0, 1.0) == 900
-    assert max_entries_per_frame(600.0, 1.0) == MIN_ENTRIES_PER_FRAME
-    assert max_entries_per_frame(60_000.0, 0.0) == MAX_QUEUED, "an unknown link is not held back"
-    assert max_entries_per_frame(-5.0, 1.0) == MAX_QUEUED, "nor is a slice that should have closed"

@@ -1,0 +1,1 @@
+"""What the value of a tuned constant changes: scenarios in virtual time, with other values of the constant."""
