@@ -18,6 +18,7 @@ import numpy as np
 from edgewater.arrivals.sample_size import finite_population_size, mean_size
 from edgewater.arrivals.targets import AccuracyTarget, MeasureKind
 from edgewater.synopses import BoolArray, FloatArray, IntArray
+from sim.early_answers.engine import true_values
 
 HISTORY_WINDOWS = 10
 """m of Eq. 1, in windows: the m windows i - m … i - 1."""
@@ -66,14 +67,8 @@ class Baseline(Protocol):
 
 def measured(measure: MeasureKind, window: WindowArrivals, used: BoolArray, scale: FloatArray | float) -> FloatArray:
     """Returns the measure over the used events per group; totals are multiplied by `scale`."""
-    count = np.bincount(window.group[used], minlength=window.groups).astype(float)
-    if measure == "count":
-        return np.asarray(count * scale)
-    total = np.bincount(window.group[used], weights=window.value[used], minlength=window.groups)
-    if measure == "sum":
-        return np.asarray(total * scale)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(total / count)
+    values = true_values(window.group[used], window.value[used], measure, window.groups)
+    return np.asarray(values * scale) if measure in ("count", "sum") else values
 
 
 class WaitForAll:
