@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from edgewater.arrivals.sample_size import mean_size
 from edgewater.arrivals.targets import COUNTS, AccuracyTarget, MeasureKind
 from edgewater.synopses import FloatArray
+from sim.early_answers.baselines import mean_size
 from sim.early_answers.engine import WindowOutcome
 from sim.early_answers.workload import Workload
 
