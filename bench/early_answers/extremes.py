@@ -8,16 +8,13 @@ are lognormal, and the records with the greatest fiftieth of the values have del
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import click
 import numpy as np
 
-from center.early import Prediction
-from center.ledger import Emission
-from edgewater.answers import Phase
 from edgewater.arrivals.targets import AccuracyTarget, MeasureKind
-from edgewater.synopses import FloatArray
-from sim.early_answers.engine import EarlyAnswerSimulation, WindowOutcome
+from sim.early_answers.engine import EarlyAnswerSimulation
 from sim.early_answers.workload import Events
 
 RATE = 600.0
@@ -57,50 +54,6 @@ class ExtremesWorkload:
         return Events(sources, born, delays, values, np.zeros(len(born), np.int64), rng.random(len(born)))
 
 
-@dataclass(slots=True)
-class Tally:
-    """What the first answers of all windows were.
-
-    Attributes:
-        windows: number of windows.
-        early: number of windows that were answered before all records had arrived.
-        stated: number of early answers with both bounds.
-        contained: number of these answers whose bounds contain the extreme of all records.
-        waited_ms: sum of the times from the windows' ends until these answers.
-    """
-
-    windows: int = 0
-    early: int = 0
-    stated: int = 0
-    contained: int = 0
-    waited_ms: int = 0
-
-    def add(self, emission: Emission, prediction: Prediction | None, truth: float) -> None:
-        self.windows += 1
-        if prediction is None or emission.phase is not Phase.EARLY:
-            return
-        self.early += 1
-        if prediction.bounded and np.isfinite([prediction.lower, prediction.upper]).all():
-            self.stated += 1
-            self.contained += prediction.lower <= truth <= prediction.upper
-            self.waited_ms += emission.answered_at_ms - emission.window_end_ms
-
-
-class ExtremesSimulation(EarlyAnswerSimulation):
-    """Compares the first answers with the extremes of all records."""
-
-    def __init__(self, workload: ExtremesWorkload, function: MeasureKind) -> None:
-        self.tally = Tally()
-        target = AccuracyTarget(0.05, 0.95)
-        super().__init__(workload, target, function, 0.0, substream_ms=500, sampling=False, disorder_ms=2_000)
-
-    def _outcome(self, measure: MeasureKind, window: int, emission: Emission) -> WindowOutcome:
-        values: FloatArray = self._steps[window].events.value
-        truth = float(values.max() if measure == "max" else values.min())
-        self.tally.add(emission, emission.prediction, truth)
-        return WindowOutcome(np.array([truth]), np.array([truth]), np.zeros(1), 0.0, 0, 0, len(values))
-
-
 @click.command()
 @click.option("--function", type=click.Choice(["max", "min"]), default="max", show_default=True)
 @click.option("--delays", type=click.Choice(DELAYS), default="lognormal", show_default=True)
@@ -108,11 +61,15 @@ class ExtremesSimulation(EarlyAnswerSimulation):
 @click.option("--seed", default=12, show_default=True, type=click.IntRange(0))
 def main(function: MeasureKind, delays: str, windows: int, seed: int) -> None:
     """Measure the early answers of an extreme."""
-    simulation = ExtremesSimulation(ExtremesWorkload(delays, windows, seed), function)
-    simulation.run()
-    tally = simulation.tally
-    click.echo(f"{function}, {delays}: {tally.windows} windows, {tally.early} early, {tally.stated} with both bounds")
-    click.echo(f"of these, {tally.contained} held; mean wait {tally.waited_ms / max(tally.stated, 1):.0f} ms")
+    workload, target = ExtremesWorkload(delays, windows, seed), AccuracyTarget(0.05, 0.95)
+    options: dict[str, Any] = {"substream_ms": 500, "sampling": False, "disorder_ms": 2_000}
+    outcomes = EarlyAnswerSimulation(workload, target, function, 0.0, **options).run()
+    early = [o for o in outcomes if o.early]
+    stated = [o for o in early if np.isfinite(o.half_width[0])]
+    held = sum(abs(o.estimate[0] - o.truth[0]) <= o.half_width[0] for o in stated)
+    wait_ms = np.mean([o.latency_ms for o in stated]) if stated else 0.0
+    click.echo(f"{function}, {delays}: {len(outcomes)} windows, {len(early)} early, {len(stated)} with both bounds")
+    click.echo(f"of these, {held} held; mean wait {wait_ms:.0f} ms")
 
 
 if __name__ == "__main__":

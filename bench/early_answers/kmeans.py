@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from bench.early_answers.bootstrap import sample_for_function
-from edgewater.arrivals.sample_size import mean_size
 from edgewater.arrivals.targets import AccuracyTarget
 from edgewater.synopses import FloatArray
+from sim.early_answers.baselines import mean_size
 
 CLUSTERS = 4
 POPULATION = 15_000

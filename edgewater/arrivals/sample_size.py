@@ -1,8 +1,4 @@
-"""Sample sizes of means and totals (Aion, Sec. 3.2). All functions work elementwise on arrays.
-
-Eq. 3 of the paper has a misprint: σ/√n belongs outside the root, r = z·√(1 - n/N)·(σ/√n)/μ. Eq. 4 is the solution of
-the correct form. Confidence is 1 - δ. If the population N is infinite, there is no finite population correction.
-"""
+"""Sample sizes of means and totals. `finite_population_size` works elementwise on arrays."""
 
 from __future__ import annotations
 
@@ -10,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from edgewater.arrivals.targets import check_confidence, check_error
-from edgewater.synopses import FloatArray, normal_quantile
+from edgewater.synopses import FloatArray
 
 
 def finite_population_size(size: Any, population: Any) -> FloatArray:
@@ -23,18 +18,6 @@ def finite_population_size(size: Any, population: Any) -> FloatArray:
     with np.errstate(divide="ignore", invalid="ignore"):
         corrected = np.where(population > 0, 1.0 / (1.0 / size + 1.0 / population), 0.0)
     return np.asarray(np.where(size > 0, np.minimum(corrected, population), 0.0))
-
-
-def mean_size(variation: Any, population: Any, error: float, confidence: float) -> FloatArray:
-    """Returns the number of values to sample for a mean, or for a sum over a known number of events (Eq. 4, 5).
-
-    Args:
-        variation: σ/|μ| of the values; infinite if the mean is zero. The result is then N.
-        population: N, the number of events of the window.
-        error: relative error.
-    """
-    z = normal_quantile(check_confidence(confidence, "confidence"))
-    return finite_population_size((z * np.asarray(variation, float) / check_error(error, "error")) ** 2, population)
 
 
 def neyman_sizes(

@@ -6,21 +6,37 @@ Each uses the events that have arrived before its answer.
 Aion's figures. `AqKSlack` follows Ji et al. (2015) in the form that Aion compares with: slack and sample size from the
 error. `AionAsPublished` is Algorithms 1 and 2 with Eq. 4, 7 and 8 as published, δ = 1 - confidence. `AionMinus`
 combines its sample with K-Slack's wait.
+
+Eq. 3 of the Aion paper has a misprint: σ/√n belongs outside the root, r = z·√(1 - n/N)·(σ/√n)/μ. Eq. 4 is the solution
+of the correct form. Confidence is 1 - δ.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from edgewater.arrivals.sample_size import finite_population_size, mean_size
-from edgewater.arrivals.targets import AccuracyTarget, MeasureKind
-from edgewater.synopses import BoolArray, FloatArray, IntArray
+from edgewater.arrivals.sample_size import finite_population_size
+from edgewater.arrivals.targets import AccuracyTarget, MeasureKind, check_confidence, check_error
+from edgewater.synopses import BoolArray, FloatArray, IntArray, normal_quantile
+from sim.early_answers.engine import true_values
 
 HISTORY_WINDOWS = 10
 """m of Eq. 1, in windows: the m windows i - m … i - 1."""
+
+
+def mean_size(variation: Any, population: Any, error: float, confidence: float) -> FloatArray:
+    """Returns the number of values to sample for a mean, or for a sum over a known number of events (Eq. 4, 5).
+
+    Args:
+        variation: σ/|μ| of the values; infinite if the mean is zero. The result is then N.
+        population: N, the number of events of the window.
+        error: relative error.
+    """
+    z = normal_quantile(check_confidence(confidence, "confidence"))
+    return finite_population_size((z * np.asarray(variation, float) / check_error(error, "error")) ** 2, population)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +82,8 @@ class Baseline(Protocol):
 
 def measured(measure: MeasureKind, window: WindowArrivals, used: BoolArray, scale: FloatArray | float) -> FloatArray:
     """Returns the measure over the used events per group; totals are multiplied by `scale`."""
-    count = np.bincount(window.group[used], minlength=window.groups).astype(float)
-    if measure == "count":
-        return np.asarray(count * scale)
-    total = np.bincount(window.group[used], weights=window.value[used], minlength=window.groups)
-    if measure == "sum":
-        return np.asarray(total * scale)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(total / count)
+    values = true_values(window.group[used], window.value[used], measure, window.groups)
+    return np.asarray(values * scale) if measure in ("count", "sum") else values
 
 
 class WaitForAll:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from edgewater.arrivals.targets import MEASURES, SCOPES, check_confidence, check_error, check_measure
+from edgewater.arrivals.targets import EXTREMES, MEASURES, SCOPES, check_confidence, check_error, check_measure
 from edgewater.base.errors import InvalidConfig
 from edgewater.base.quantities import format_duration
 from sim.early_answers.baseline_runs import BASELINES
@@ -48,7 +48,8 @@ def simulate() -> None:
     "--measure",
     default="mean",
     show_default=True,
-    help=f"{', '.join(MEASURES)}, or all; several with commas. A proportion is the mean of values that are 0 or 1.",
+    help=f"{', '.join((*MEASURES, *EXTREMES))}, or all; several with commas. A proportion is the mean of values that "
+    "are 0 or 1.",
 )
 @click.option(
     "--values",
@@ -184,7 +185,7 @@ def _studies(flags: dict[str, Any]) -> list[Study]:
         "algorithm": _several(flags.pop("algorithm"), "--algorithm", ALGORITHMS),
         "delays": _several(flags.pop("delays"), "--delays", DELAYS),
         "scenario": _several(flags.pop("scenario"), "--scenario", SCENARIOS, joined=True),
-        "measure": _several(flags.pop("measure"), "--measure", MEASURES),
+        "measure": _several(flags.pop("measure"), "--measure", (*MEASURES, *EXTREMES)),
     }
     return [
         Study(algorithm=a, delays=d, scenario=s, measure=m, **flags)  # type: ignore[arg-type]

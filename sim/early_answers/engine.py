@@ -8,6 +8,7 @@ answer is its first answer; revisions are not simulated.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,11 +16,12 @@ import numpy as np
 import pyarrow as pa
 
 from center.early import RATES_EVERY_MS, SamplingRequirement, rates_differ
+from center.early.window_prediction import GroupPrediction
 from center.ledger import EdgesChanged, Emission, FramesMerged, FrameSummary, Ledger, QueryRegistered, TimeAdvanced
 from edgewater.answers import Phase
 from edgewater.answers.statement import ACCURACY
 from edgewater.arrivals.schedule import HORIZON_WINDOWS
-from edgewater.arrivals.targets import AccuracyTarget, MeasureKind
+from edgewater.arrivals.targets import EXTREMES, AccuracyTarget, MeasureKind
 from edgewater.base.errors import InvalidInput
 from edgewater.base.quantities import format_duration
 from edgewater.base.streams import LIVE, EdgeId
@@ -47,7 +49,7 @@ class WindowOutcome:
 
     Attributes:
         truth: NaN for a group without events, and for a group that is not answered before the window is complete.
-        half_width: half width of the interval; NaN if the algorithm states none.
+        half_width: half width of the interval; NaN if the algorithm states none, or only one bound.
         latency_ms: from the window's end until the answer is available, with processing.
         processed: number of events that the query's operator processed.
         missed: number of events that arrived too late for the answer.
@@ -78,7 +80,11 @@ class SilentSource:
 
 
 def true_values(group: IntArray, value: FloatArray, measure: MeasureKind, groups: int) -> FloatArray:
-    """Returns the measure of all events per group."""
+    """Returns the measure of all events per group. A mean or an extreme without events is NaN."""
+    if measure in EXTREMES:
+        extreme = np.full(groups, np.nan)
+        (np.fmin if measure == "min" else np.fmax).at(extreme, group, value)
+        return extreme
     count = np.asarray(np.bincount(group, minlength=groups), np.float64)
     if measure == "count":
         return count
@@ -424,7 +430,8 @@ class EarlyAnswerSimulation:
             arrived = round(prediction.arrived)
             answered = [o for o in prediction.by_group if o.eligible]
             at = [int(str(group_values(o.key)[0])) if o.key else 0 for o in answered]
-            estimate[at], half[at] = [o.estimate for o in answered], [o.half_width for o in answered]
+            for i, each in zip(at, answered, strict=True):
+                estimate[i], half[i] = _interval(each, measure)
             truth = np.where(np.isin(np.arange(groups), at), truth, np.nan)
             promised = len(answered) / max(len(np.unique(group)), 1)
         met = ACCURACY not in emission.codes()
@@ -436,6 +443,16 @@ class EarlyAnswerSimulation:
 
     def _processed_in(self, window: int) -> int:
         return sum(self._processed[window : window + self._per_window])
+
+
+def _interval(prediction: GroupPrediction, measure: MeasureKind) -> tuple[float, float]:
+    """Returns estimate and half-width of an answer. The half-width is NaN for an extreme with one bound."""
+    lower, upper = prediction.lower, prediction.upper
+    if measure not in EXTREMES:
+        return prediction.estimate, prediction.half_width
+    if not math.isfinite(upper - lower):
+        return prediction.estimate, math.nan
+    return (lower + upper) / 2, (upper - lower) / 2
 
 
 def _record(edge: EdgeId) -> EdgeRecord:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from edgewater.arrivals.sample_size import mean_size
-from edgewater.arrivals.targets import AccuracyTarget, MeasureKind
+from edgewater.arrivals.targets import COUNTS, AccuracyTarget, MeasureKind
 from edgewater.synopses import FloatArray
+from sim.early_answers.baselines import mean_size
 from sim.early_answers.engine import WindowOutcome
 from sim.early_answers.workload import Workload
 
@@ -64,9 +64,9 @@ def relative_errors(truth: FloatArray, estimate: FloatArray) -> FloatArray:
 def oracle_rate(workload: Workload, measure: MeasureKind, target: AccuracyTarget, windows: int = 100) -> float:
     """Returns the mean sampling rate of Eq. 4 with the true N, σ and μ of each of the first `windows` windows.
 
-    0 for a count, which needs no sample.
+    0 for a count and for an extreme, which no sample estimates.
     """
-    if measure == "count":
+    if measure in COUNTS:
         return 0.0
     needed = events = 0.0
     for index in range(min(windows, workload.windows)):

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from bench.early_answers.bootstrap import bootstrap_error, sample_for_function
-from edgewater.arrivals.sample_size import mean_size
 from edgewater.arrivals.targets import AccuracyTarget
 from edgewater.base.errors import InvalidInput
+from sim.early_answers.baselines import mean_size
 from tests.refusals import refused
 
 

@@ -2,7 +2,9 @@ import numpy as np
 import pytest
 
 from edgewater.arrivals.targets import AccuracyTarget
-from sim.early_answers.baselines import AionAsPublished, AqKSlack, KSlack, WaitForAll, WindowArrivals
+from edgewater.base.errors import InvalidQuery
+from sim.early_answers.baselines import AionAsPublished, AqKSlack, KSlack, WaitForAll, WindowArrivals, mean_size
+from tests.refusals import refused
 
 
 def window(index, rng, count=2000, mean_ms=240.0):
@@ -42,3 +44,47 @@ def test_aion_as_published_drops_a_third_of_the_events():
     rng, rule = np.random.default_rng(5), AionAsPublished(AccuracyTarget(), "mean", 600.0)
     missed = [1 - rule.close(window(i, rng, count=15_000)).arrived.mean() for i in range(12)]
     assert 0.25 < np.mean(missed[3:]) < 0.45
+
+
+# Sample sizes. At 95 %, the bounds of the coverage fail by chance with probability under 1e-4.
+
+TRIALS = 2000
+LEAST = 0.93
+
+
+def covered(population, size, statistic, truth, error):
+    rng = np.random.default_rng(17)
+    hits = 0
+    for _ in range(TRIALS):
+        found = statistic(population[rng.choice(len(population), int(np.ceil(size)), replace=False)])
+        hits += abs(found - truth) <= error * abs(truth)
+    return hits / TRIALS
+
+
+@pytest.fixture(scope="module")
+def population():
+    return np.random.default_rng(4).gamma(2.0, 3.0, 5000)
+
+
+def test_the_mean_is_within_its_error_with_the_confidence(population):
+    size = float(mean_size(population.std() / population.mean(), 5000, 0.05, 0.95))
+    rate = covered(population, size, np.mean, population.mean(), 0.05)
+    assert LEAST <= rate <= 0.97
+
+
+def test_the_delta_of_the_papers_evaluation_would_need_almost_no_sample():
+    assert float(mean_size(1.0, 15_000, 0.05, 0.05)) < 3 < float(mean_size(1.0, 15_000, 0.05, 0.95))
+
+
+def test_a_population_bounds_the_size():
+    assert 99 <= float(mean_size(50.0, 100, 0.01, 0.99)) <= 100
+
+
+def test_values_that_do_not_vary_need_no_sample():
+    assert float(mean_size(0.0, 1000, 0.05, 0.95)) == 0
+
+
+@pytest.mark.parametrize("confidence", [0, 1, 1.5, -0.1, True, "95"])
+def test_a_confidence_outside_of_0_and_1_is_refused(confidence):
+    with refused(InvalidQuery, "confidence"):
+        mean_size(1.0, 100, 0.05, confidence)

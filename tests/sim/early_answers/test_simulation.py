@@ -11,7 +11,7 @@ from bench.early_answers.recorded import RecordedDownloads
 from edgewater.__main__ import main
 from edgewater.arrivals.targets import AccuracyTarget
 from edgewater.base.errors import InvalidConfig
-from sim.early_answers.engine import EarlyAnswerSimulation, queue_end_ms
+from sim.early_answers.engine import EarlyAnswerSimulation, queue_end_ms, true_values
 from sim.early_answers.study import Study, run_study
 from sim.early_answers.values import ValueSource
 from sim.early_answers.workload import DELAYS, SCENARIOS, SyntheticWorkload, WorkloadSpec
@@ -151,6 +151,17 @@ def test_the_command_prints_all_columns():
 def test_several_runs_print_a_list_of_json_objects():
     rows = json.loads(command("--windows", "2", "--measure", "count,sum", "--json").stdout)
     assert [row["measure"] for row in rows] == ["count", "sum"]
+
+
+@pytest.mark.parametrize("measure", ["min", "max"])
+def test_extremes_are_compared_with_the_extremes_of_all_records(measure):
+    values, group = np.array([3.0, 5.0, -1.0]), np.array([0, 0, 2])
+    assert true_values(group, values, measure, 3)[[0, 2]].tolist() == [{"min": 3.0, "max": 5.0}[measure], -1.0]
+    quick = {"windows": 3, "window_ms": 1_000, "substream_ms": 1_000, "edges": 1, "rate": 300.0}
+    ours, slack = (run(**quick, measure=measure, algorithm=name) for name in ("edgewater", "k-slack"))
+    assert ours["coverage"] == slack["coverage"] == 1.0
+    assert ours["interval_coverage"] is None, "no record of past windows has opened the second bound"
+    assert ours["oracle_rate"] == 0
 
 
 def test_help_explains_the_output():
