@@ -163,7 +163,7 @@ def test_a_correction_reaches_each_target_once_through_kills(
     report = center.store.report
 
     def killed(*given: Any, **changes: Any) -> Any:  # the process ends when the target has the answer
-        return sys.exit() if changes.get("answers") else report(*given, **changes)
+        return sys.exit() if changes["written"]["answers"] else report(*given, **changes)
 
     for restart in range(3):
         center.desk.report(query, "jfk", T0, {"UA": 2 + restart}, closed=False)
@@ -369,7 +369,7 @@ def test_a_process_that_is_killed_between_write_and_report_loses_and_repeats_not
     report = SinkStore.report
 
     def dies(store: SinkStore, *arguments: Any, **named: Any) -> Any:
-        if named.get("answers"):
+        if named["written"]["answers"]:
             raise Killed
         return report(store, *arguments, **named)
 
