@@ -17,7 +17,7 @@ from edge.cache.sizing import SIZINGS, SendSlots, accumulated_errors, error_scal
 from edgewater.model.caching import CacheSpec
 from edgewater.synopses import FloatArray, IntArray
 
-STALENESS_EAGER_FACTOR, ERROR_EAGER_FACTOR = 0.2, 10.0
+STALENESS_EAGER_FACTOR, ERROR_EAGER_FACTOR = 0.2, 10.0  # default: `cache.eager` of a query scales both
 """`CacheSpec.eager` is multiplied by these factors. Under a staleness budget spare capacity of the link costs nothing.
 Under an error budget alone, and for an exact query, a repeated send takes capacity from other entries."""
 MAX_REPEATED, FEW_GROUPS = 0.25, 16

@@ -61,7 +61,7 @@ class Sender:
         self.flow.begin_session(CREDIT)
         self.up, self.down = LinkSimulation(self.link, 0), LinkSimulation(self.link, 1)
         self.rng = np.random.default_rng(self.seed)
-        self.events: list[tuple[float, int, Callable[[], None]]] = []
+        self.events: list[tuple[float, int, Callable[[], object]]] = []
         self.count = self.seq = 0
         self.most_in_flight = 0
         self.pauses = deque[tuple[float, float]]()
@@ -72,7 +72,7 @@ class Sender:
             when_s = self.pauses[-1][1]
         self.last_arrival_s = self.retry_at_s = 0.0
 
-    def at(self, when_s: float, what: Callable[[], None]) -> None:
+    def at(self, when_s: float, what: Callable[[], object]) -> None:
         self.count += 1
         heapq.heappush(self.events, (when_s, self.count, what))
 
