@@ -25,7 +25,7 @@ MAX_REPEATED, FEW_GROUPS = 0.25, 16
 has to send, or of `FEW_GROUPS` if these are more."""
 NEARLY_SURE = 0.8
 """Entries with this gain are sent early even if the slice has used up its repeated sends."""
-RANKED_FROM = 0.05
+RANKED_FROM = 0.05  # limit: time of rankings
 """Entries that have used up less than this fraction of their limit are not ranked before their slice closes."""
 
 

@@ -66,7 +66,7 @@ staleness budget, nothing of an ended slice is then sent early, since most group
 PLANNED_SHARE = 0.95
 """The fraction of the link's bytes that a staleness budget plans with. Sizes of entries are estimates, and heartbeats
 use the link, too."""
-BYTES_MARGIN = 1.25
+BYTES_MARGIN = 1.25  # limit: the bytes of a frame beyond their estimate
 """Under a byte budget, an entry is expected to be so many times as large as usual."""
 MAX_OVERSHOOT = 2
 """The entries of a frame may take this many times its capacity, if there is more than one."""
