@@ -58,7 +58,7 @@ from edgewater.wire import Withheld
 EARLY_MARGIN = 1.5  # measured: bench.constants; with 1, exact results are a third later
 """Without a staleness budget, sending begins this many times as early as the link needs."""
 DRAIN_SAFETY = 2.0  # measured: bench.constants
-"""Under a staleness budget it begins this many times as early. With 1, errors are up to 40 % larger on a narrow link."""
+"""Under a staleness budget it begins this many times as early. With 1, errors are 40 % larger on a narrow link."""
 LATE_SHARE = 1 / 8  # measured: bench.constants; half of it sends 2 % more bytes
 """If the watermark is further behind the clock than this fraction of a slice, the source may be late. Without a
 staleness budget, nothing of an ended slice is then sent early, since most groups will change."""

@@ -28,8 +28,8 @@ FRAME_S, MOST_LEAST_FRAME_BYTES = QUEUE_S / 2, 8 << 10
 LEAST_IN_FLIGHT_BYTES, SMALL_ROUND_BYTES_S = 2_560, 54_000.0  # measured: bench.constants
 """The bytes in flight on an unknown link: at least the first, and this rate for a round trip and the center's disk."""
 ROUND_EXTRA_S = 0.03  # measured: pytest tests/sim/wire/test_deadlines.py
-"""The time of the center's disk. Without it, eight queries of four edges on one link of 4 KiB/s have errors of 9 % at their
-deadlines instead of 7 %."""
+"""The time of the center's disk. Without it, eight queries of four edges on one link of 4 KiB/s have errors of 9 %
+instead of 7 %."""
 GROWTH = 1 / 4  # measured: bench.constants; with 0, the first window of a wide link takes 5 s instead of 1 s
 """The bytes in flight may exceed the bytes that have passed at once by this fraction. If the bucket is empty then, the
 delay is in proportion to the bytes that have passed."""
