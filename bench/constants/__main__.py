@@ -62,11 +62,6 @@ def _module(name: str, changed: str = "") -> Any:
     return import_module(name)
 
 
-def names(patterns: Sequence[str]) -> list[str]:
-    """Returns the scenarios with these patterns."""
-    return [n for n in _module("bench.constants.scenarios").SCENARIOS if any(fnmatch(n, each) for each in patterns)]
-
-
 def variants(constant: str) -> list[str]:
     """Returns the changes of an argument: the one that it names, or half and double."""
     if "=" in constant:
@@ -76,15 +71,12 @@ def variants(constant: str) -> list[str]:
     return [f"{constant}={type(value)(by * value)}" for by in (0.5, 2)]
 
 
-def measured(changed: str, scenarios: Sequence[str], seeds: int) -> dict[tuple[str, str], list[float]]:
+def measured(changed: str, patterns: Sequence[str], seeds: int) -> dict[tuple[str, str], list[float]]:
     """Returns the costs by scenario and kind, one per seed."""
-    known, costs = (
-        _module("bench.constants.scenarios", changed).SCENARIOS,
-        defaultdict[tuple[str, str], list[float]](list),
-    )
-    for name in scenarios:
-        for seed in range(1, seeds + 1):
-            for kind, cost in known[name](seed).items():
+    costs: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for name, scenario in _module("bench.constants.scenarios", changed).SCENARIOS.items():
+        for seed in range(1, 1 + seeds * any(fnmatch(name, pattern) for pattern in patterns)):
+            for kind, cost in scenario(seed).items():
                 costs[name, kind].append(cost)
     return costs
 
@@ -111,9 +103,8 @@ def main(constants: tuple[str, ...], only: tuple[str, ...], seeds: int, processe
     rows = []
     # Each task has a process of its own, which imports the product: only there are its constants changed.
     with get_context("fork").Pool(processes, maxtasksperchild=1) as pool:
-        scenarios = pool.apply(names, (only,))
         changes = [change for constant in constants for change in pool.apply(variants, (constant,))]
-        usual, *results = pool.map(partial(measured, scenarios=scenarios, seeds=seeds), ["", *changes], 1)
+        usual, *results = pool.map(partial(measured, patterns=only, seeds=seeds), ["", *changes], 1)
     for change, costs in zip(changes, results, strict=True):
         click.echo(change)
         for (name, kind), other in costs.items():

@@ -58,23 +58,20 @@ def wire(bytes_s: float, budget: dict[str, Any], seed: int, windows: int = WINDO
     } | ({"budget": budget} if budget else {}))  # fmt: skip
     out = run(trace, parts, query, SimulatedLink(bytes_s, 30.0, 5.0, seed=seed))
     stale_s = out.staleness[1:] * WIRE_WINDOW_MS / 1000
-    costs = {"bytes": out.bytes, "staleness": float(np.mean(stale_s))}
-    if "error" in budget:
-        costs["lost"] = float(np.mean(out.error > budget["error"]["value"] * (1.0 + 1e-9)))
-    else:
-        costs["error"] = float(np.mean(out.relative_error[1:])) + 1e-3
-    if "staleness" in budget:
-        costs["lost"] = costs.get("lost", 0.0) + float(np.mean(stale_s > 1.0))
-    return costs
+    limit = budget["error"]["value"] if "error" in budget else np.inf
+    lost = (out.error[1:] > limit * (1.0 + 1e-9)) | (stale_s > (1.0 if "staleness" in budget else np.inf))
+    error = 1e-3 + float(np.mean(out.relative_error[1:]))
+    return {"bytes": out.bytes, "staleness": float(np.mean(stale_s)), "error": error, "lost": float(np.mean(lost))}
 
 
 RATE_BYTES_S = 4_300.0
 
 
-def link(demand: float, seed: int, *, depth: float = 0.0, delay_ms: float = 50.0, **settings: Any) -> Costs:
+def link(
+    demand: float, seed: int, *, depth: float = 0.0, delay_ms: float = 50.0, rate: float = RATE_BYTES_S, **settings: Any
+) -> Costs:
     """Returns what frames are late and what of the link is unused, with the production flow control alone."""
     model = {name: settings.pop(name) for name in ("trace", "queue_bytes") if name in settings}
-    rate = settings.pop("rate", RATE_BYTES_S)
     behind = SimulatedLink(rate, delay_ms, 3.0, bucket_bytes=depth, seed=seed, **model)
     sender = Sender(behind, lambda _: demand, seed=seed, **settings).run(WINDOWS + 5)
     until_s = sender.now - sender.window_s

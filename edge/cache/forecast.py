@@ -19,7 +19,7 @@ from edge.cache.entries import SliceEntries, ratio
 from edge.cache.history import GroupHistory
 from edgewater.synopses import CountStack, ExtremumStack, FloatArray, IntArray, MaxStack, SumStack
 
-COLD_START = 0.02
+COLD_START = 0.02  # limit: the rate of the first moments of a slice
 """Added to the elapsed fraction of a slice without history, so that its first moments give no extreme rate."""
 VALUE_RECORDS = 4.0
 """The mean value of all groups counts in a group's mean value as so many records."""

@@ -17,7 +17,7 @@ from edge.cache.sizing import SIZINGS, SendSlots, accumulated_errors, error_scal
 from edgewater.model.caching import CacheSpec
 from edgewater.synopses import FloatArray, IntArray
 
-STALENESS_EAGER_FACTOR, ERROR_EAGER_FACTOR = 0.2, 10.0
+STALENESS_EAGER_FACTOR, ERROR_EAGER_FACTOR = 0.2, 10.0  # default: `cache.eager` of a query scales both
 """`CacheSpec.eager` is multiplied by these factors. Under a staleness budget spare capacity of the link costs nothing.
 Under an error budget alone, and for an exact query, a repeated send takes capacity from other entries."""
 MAX_REPEATED, FEW_GROUPS = 0.25, 16
@@ -25,7 +25,7 @@ MAX_REPEATED, FEW_GROUPS = 0.25, 16
 has to send, or of `FEW_GROUPS` if these are more."""
 NEARLY_SURE = 0.8
 """Entries with this gain are sent early even if the slice has used up its repeated sends."""
-RANKED_FROM = 0.05
+RANKED_FROM = 0.05  # limit: time of rankings
 """Entries that have used up less than this fraction of their limit are not ranked before their slice closes."""
 
 

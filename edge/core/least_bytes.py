@@ -30,7 +30,7 @@ from edgewater.synopses import DivisibleSum, Stack
 
 USED_AFTER_CLOSE = 0.8
 """The fraction of the link's bytes between a slice's close and its deadline that a combined budget plans with."""
-EARLY_FRAME_BYTES = 200
+EARLY_FRAME_BYTES = 200  # measured: bench.constants
 """Approximate size of a frame of an open slice, without entries, before compression. With 500, exact answers are 7 %
 later on a narrow link."""
 EARLY_FRAME_SHARE, EARLY_FRAME_MS = 1 / 2, 1_000  # limit: how long a frame occupies the link

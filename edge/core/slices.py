@@ -15,7 +15,7 @@ from edgewater.model.query import QuerySpec
 from edgewater.synopses import IntArray
 from edgewater.synopses.encoding.state import State
 
-INITIAL_ENTRY_BYTES = 48.0
+INITIAL_ENTRY_BYTES = 48.0  # limit: the size of the first frame
 """The estimated size of an entry in a frame until the first one is sent, before compression."""
 FEW_ENTRIES = 32
 """A frame of so many entries counts half in estimates of the size of entries: a frame of few is mostly header."""
