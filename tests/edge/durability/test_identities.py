@@ -152,11 +152,10 @@ def test_a_process_that_runs_on_a_state_is_known_after_a_crash(tmp_path: Path) -
 def test_a_state_that_begins_anew_has_the_positions_and_no_records(tmp_path: Path) -> None:
     edge = Edge(tmp_path, "jfk")
     edge.durable.begin_run(7)
-    edge.ingest(3000)
-    assert edge.pull()
+    assert edge.finish()
     edge.durable.begin_anew("i2", source_of("jfk", "i2"))
     edge.durable.close()
     again = Edge(tmp_path, "jfk").durable
     assert (again.incarnation, again.core.source) == ("i2", source_of("jfk", "i2"))
-    assert again.state.positions == {"file": {"row": 3000}}
+    assert again.state.positions == {"file": {"row": 4000}}
     assert (again.state.records, again.state.runs, list(again.core.unacked)) == ({"flights": 0}, [], [])
