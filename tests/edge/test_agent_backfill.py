@@ -131,7 +131,7 @@ def test_a_backfill_goes_on_after_each_kill(agent: AgentProcess) -> None:
     assert not any(body.losses for body in found["again"])
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_a_file_that_is_deleted_during_a_backfill_is_stated(agent: AgentProcess) -> None:
     for name, first in (("a", 0), ("b", 1_000)):
         (agent.directory / f"{name}.ndjson").write_text(lines(first, 1_000))

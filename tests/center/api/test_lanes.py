@@ -175,7 +175,7 @@ REQUESTS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 @pytest.mark.parametrize("limits", [{"cells": 5}, {"nbytes": 9}, {"cpu_s": 0.0}], ids=lambda v: next(iter(v)))
 @pytest.mark.parametrize("name", REQUESTS)
 def test_a_request_of_more_work_than_its_budget_is_422_and_says_what_is_less(
@@ -222,7 +222,7 @@ def test_the_end_of_work_is_no_failure_of_an_answer(desk: Desk) -> None:
         SeriesReader(desk.results, (query,), samples_cache()).series(query, record, ALL)
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_a_statement_ends_with_its_client() -> None:
     guard = SqlGuard(timeout_s=60)
     looks = iter([False] * 2)

@@ -77,6 +77,13 @@ def test_a_query_displaces_no_alarm_of_another_at_the_same_edge(catalog: Catalog
     assert len({a.query for a in held}) == 1 + MAX_OF_EDGE // 2, "each query has its share"
 
 
+def test_an_edge_with_many_newer_alarms_pushes_none_of_another_edge_off_the_list(catalog: Catalog) -> None:
+    catalog.alarms.add("input-lost", "a file was truncated", LGA, 1)
+    for n in range(4):
+        catalog.alarms.add(f"kind-{n}", "odd", JFK, 10 + n)
+    assert [(a.edge, a.kind) for a in catalog.alarms.latest(2)] == [(JFK, "kind-3"), (LGA, "input-lost")]
+
+
 def test_no_more_alarms_are_read_than_asked_for(catalog: Catalog) -> None:
     for n in range(5):
         catalog.alarms.add(f"kind-{n}", "odd", JFK, n)

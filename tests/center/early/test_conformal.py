@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from center.early.calibration import MAX_WIDENING, STEP, ConformalRecord
+from center.early.calibration import MAX_WIDENING, MAX_WINDOWS, STEP, ConformalRecord
 
 
 def record(ratios: list[list[float]], scope: str | None = None) -> ConformalRecord:
@@ -39,6 +39,11 @@ def test_a_later_error_of_a_window_replaces_its_first_one() -> None:
     result = record([[0.5]] * 3)
     result.add(1, [2.0], 1.0)
     assert result.widening == 2.0 and len(result.to_state()["windows"]) == 3
+
+
+def test_the_newest_windows_are_remembered() -> None:
+    result = record([[9.0]] * 3 + [[0.1]] * MAX_WINDOWS)
+    assert len(result.to_state()["windows"]) == MAX_WINDOWS and result.widening == 1.0
 
 
 def test_for_all_groups_simultaneously_the_largest_error_of_each_window_counts() -> None:

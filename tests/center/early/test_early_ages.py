@@ -67,3 +67,14 @@ def test_a_new_group_is_not_older_at_a_source_than_the_source() -> None:
     one.add_report("a", 10_100, [s.to_state() for s in monitor.take()])
     report(one, 10_100, "b")
     assert ages_ms(one) == [100, 20]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_report_of_a_clock_that_is_a_day_ahead_advances_no_other_edge(force: bool) -> None:
+    one = estimator()
+    one.expect(["a", "b"])
+    one.add_report("b", 10_000 + 86_400_000, [])
+    one.add_report("a", 10_000, [])
+    one.advance(10_000, force=force)
+    assert one.observed.slot == one.schedule.slot_at(10_000)
+    assert one.observed.never_reported == ["b"]

@@ -126,7 +126,7 @@ def test_a_fast_replay_of_shuffled_records_states_no_interval_that_was_not_earne
     }
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_an_edge_is_silent_by_the_streams_clock_before_a_restart_as_after_it() -> None:
     world = replay(1, rest_s=1)
     timeout_ms = world.estimator().observed.silence_timeout_ms

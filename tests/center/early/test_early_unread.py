@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from center.early import GroupPrediction
+from center.early.window_prediction import combine_groups
 from center.ledger import Emission
 from edgewater.answers import Phase
 from tests.center.accuracy_world import BEGIN_MS, STEP_MS, Site, World, exponential, first_answers, spec
@@ -56,6 +58,12 @@ def test_every_window_is_answered_and_none_while_there_is_unread_input(world: Wo
         assert given[-1].facts.observed > 0
         first_ms = given[0].answered_at_ms - BEGIN_MS
         assert not SLOW_MS[0] + 500 < first_ms < SLOW_MS[1], "it waits until the edge has caught up"
+
+
+def test_an_answer_has_no_bounds_while_an_edge_has_unread_input() -> None:
+    group = GroupPrediction("", True, True, 10.0, 9.0, 11.0, 0.1, 1.0, 0.0, 9.0, 10.0, 9.0, "")
+    answers = [combine_groups([group], False, [], (), 0, unread) for unread in ([], ["e0"])]
+    assert [(each.bounded, each.met) for each in answers] == [(True, True), (False, False)]
 
 
 def test_at_the_deadline_the_answer_names_the_edge_with_unread_input() -> None:

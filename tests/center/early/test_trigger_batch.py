@@ -118,6 +118,16 @@ def test_a_batch_updates_each_trigger_as_if_alone_through_drift_and_silence(meas
     sides.assert_same()
 
 
+def test_a_lasting_change_of_delays_replaces_the_long_memory_by_the_short_one() -> None:
+    trigger, rng, differences = fresh(), np.random.default_rng(2), list[float]()
+    for slot in range(CHANGE + 120):
+        trigger.on_slot(arrivals(rng, slot)[0])
+        if slot > CHANGE and slot % GRID.substream_slots == GRID.substream_slots - 1:
+            long, short = trigger.triangle.distributions()
+            differences.append(float(np.abs(long - short).max()))
+    assert differences[0] > 0 and min(differences) == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("measure", ["mean", *at_night("sum", "count")])
 def test_a_batch_models_windows_as_each_trigger_would(measure: MeasureKind) -> None:
@@ -143,10 +153,9 @@ def compare(sides: Sides, offset: int) -> None:
         assert widths[i] == pytest.approx(its_model.sampling_width(sample.of(i).count, trigger.quantile)[0])
 
 
-@pytest.mark.nightly
 def test_a_change_of_one_trigger_is_visible_in_the_batch() -> None:
     sides = Sides("sum")
-    sides.run(range(200))
+    sides.run(range(30))
     before = sides.batch.triangle.distributions().copy()
     sides.joint[1].triangle.reset_long_memory()
     after = sides.batch.triangle.distributions()

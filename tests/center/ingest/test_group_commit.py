@@ -19,6 +19,7 @@ from center.storage.wake import Topic, Waker
 from edgewater.base.streams import EdgeId
 from edgewater.model.registered_query import query_key
 from edgewater.wire import Frame, FrameBody
+from tests.cells import at_night
 from tests.center.catalog_world import hello, spec
 from tests.center.kept_frames import stored_frame
 from tests.simulation.virtual import VirtualLoop
@@ -56,8 +57,8 @@ class CountedWaker(Waker):
         self.wakes += 1
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("every_s", [0.001, 0.2])
+@pytest.mark.slow
+@pytest.mark.parametrize("every_s", [0.001, *at_night(0.2)])
 def test_the_load_sets_how_many_frames_a_commit_has_and_a_frame_after_a_pause_is_committed_at_once(
     catalog: Catalog, tmp_path: Path, every_s: float
 ) -> None:
@@ -167,8 +168,8 @@ def test_small_frames_do_not_wait_for_the_large_frames_of_other_edges(catalog: C
     assert of_large == [(edge, seq) for seq in range(5) for edge in large], "the others take turns"
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, *at_night(1, 2, 3, 4)])
 def test_small_and_large_frames_of_an_edge_keep_their_order(catalog: Catalog, tmp_path: Path, seed: int) -> None:
     world, rng = Commits(catalog, tmp_path, ["a", "b", "c"], large_s=0.05), random.Random(seed)
 

@@ -413,9 +413,9 @@ def test_frames_of_a_deleted_query_are_consumed_and_forgotten(world: World) -> N
     assert {ref for ref, *_ in world.answers()} == {refs[1]}
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_applied_frames_leave_the_index_and_then_the_disk(world: World, ref: QueryRef) -> None:
-    world.ship_windows([ref], 20)
+    world.ship_windows([ref], 6)
     world.end(ref)
     before = len(list(world.log_dir.rglob("*.frames")))
 

@@ -113,7 +113,7 @@ def test_a_forked_component_that_is_killed_is_started_again_as_an_interpreter_of
     assert "gateway was killed by SIGKILL" in found["said"]
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_each_forked_component_stops_when_the_pipe_of_the_supervisor_ends(tmp_path: Path) -> None:
     found = supervise(
         tmp_path,
@@ -133,7 +133,7 @@ def test_each_forked_component_stops_when_the_pipe_of_the_supervisor_ends(tmp_pa
     assert found["ended"] == [True, True]
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_a_process_with_a_thread_does_not_fork(tmp_path: Path) -> None:
     found = supervise(
         tmp_path,

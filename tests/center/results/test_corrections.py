@@ -13,13 +13,15 @@ from sqlalchemy import event, insert
 from center.ledger import AT_ONCE_MS, QueryDeleted
 from center.results import AnswerRecord
 from center.results import schema as t
-from center.results.corrections import MAX_CORRECTED, WAIT_MS
+from center.results.corrections import WAIT_MS
 from center.results.late_records import late_by_window
 from edgewater.answers import Amount, Cause, Phase, WithheldBound
 from edgewater.wire import DroppedRecords, DropReason, Withheld
 from tests.center.results_world import KEY, MINUTE, REF, Job, answers_after, total
 
 OpenJob = Callable[..., Job]
+MOST = 5
+"""The most windows of a transaction, in tests of more windows."""
 LAST = 1 << 40
 """A wall time after all that the tests do."""
 
@@ -91,17 +93,16 @@ def test_a_correction_has_the_data_and_the_facts_of_the_final_answer_and_a_revis
     assert stated(job, 1) == [0]
 
 
-@pytest.mark.nightly
 def test_a_window_is_corrected_once_per_minute_and_each_wait_is_twice_as_long(job: Job) -> None:
-    for second in range(0, 900, 5):
+    for second in range(0, 500, 20):
         job.batch(job.frame("a", 3 * MINUTE, m0=1), now_ms=second * 1_000)
         correct_all(job, second * 1_000)
     given_s = [job.store.answer(REF, 0, r).answered_at_ms / 1_000 for r in job.store.revisions(REF, 0)[1:]]
     assert given_s == [0, 60, 180, 420]
-    assert stated(job) == [0, 1, 13, 37, 85]
+    assert stated(job) == [0, 1, 4, 10, 22]
     due_ms = job.store.correct_at_ms
     assert due_ms == 900_000
-    assert correct_all(job, due_ms) == 1 and stated(job)[-1] == 180
+    assert correct_all(job, due_ms) == 1 and stated(job)[-1] == 25
     assert job.store.correct_at_ms is None
 
 
@@ -155,11 +156,11 @@ def test_sliding_windows_are_corrected_as_far_as_they_are_final(open_job: OpenJo
     assert [stated(job, window) for window in (1, 2)] == [[0], [0]]
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("windows", [MAX_CORRECTED, 3 * MAX_CORRECTED + 7])
+@pytest.mark.parametrize("windows", [MOST, 3 * MOST + 2])
 def test_a_record_that_may_be_of_any_window_is_stated_by_all_in_bounded_transactions(
-    open_job: OpenJob, windows: int
+    open_job: OpenJob, windows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("center.results.corrections.MAX_CORRECTED", MOST)
     job = open_job("a")
     for first in range(0, windows, 500):
         minutes = range(first, min(first + 500, windows))
@@ -171,9 +172,17 @@ def test_a_record_that_may_be_of_any_window_is_stated_by_all_in_bounded_transact
     while job.store.correct_at_ms is not None:
         before = job.store.last_answer_id()
         each.append(job.store.correct(2))
-        assert job.store.last_answer_id() - before == each[-1] <= MAX_CORRECTED
-    assert sum(each) == windows and len(each) <= windows // MAX_CORRECTED + 2
+        assert job.store.last_answer_id() - before == each[-1] <= MOST
+    assert sum(each) == windows and len(each) <= windows // MOST + 2
     assert {job.store.revisions(REF, minute * MINUTE)[-1] for minute in range(windows)} == {2}
+
+
+def test_a_window_in_two_ranges_that_wait_is_corrected_once(job: Job) -> None:
+    for first in range(2):
+        reject(job, first * MINUTE, (first + 2) * MINUTE, now_ms=5)
+    assert correct_all(job, 5) == 3
+    assert [job.store.revisions(REF, window * MINUTE) for window in range(3)] == [[1, 2]] * 3
+    assert job.store.answer(REF, MINUTE, 2).facts.records_by(Cause.REJECTED) == {"malformed": 2}
 
 
 def test_no_correction_is_lost_or_written_twice_by_kills(job: Job, open_job: OpenJob) -> None:

@@ -11,14 +11,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import assume, event, example, given
 from hypothesis import strategies as st
 
 from center.serving.measures import MeasureQuestions
-from center.serving.withheld import with_withheld_amounts
+from center.serving.withheld import GroupsWithheld, with_withheld_amounts
 from edgewater.answers import WithheldBound
 from edgewater.model.query import QuerySpec
+from edgewater.synopses import Estimates
 from tests.center.answer_world import World, query, rows
 from tests.examples import examples
 
@@ -110,6 +112,17 @@ def test_the_interval_of_a_small_group_does_not_depend_on_what_is_withheld_of_a_
     large, small = rows(answer)["large"]["v"], rows(answer)["small"]["v"]
     assert large == {"estimate": 3000 * edges, "lower": 3000 * edges, "upper": 3025 * edges}
     assert small == {"estimate": 150, "lower": 150, "upper": 151}
+
+
+@pytest.mark.parametrize(("above", "excess"), [(11.0, {}), (15.0, {"v": (15.0, 11.5)})])
+def test_a_relative_limit_applies_to_the_bound_of_an_interval(above: float, excess: dict[str, Any]) -> None:
+    spec = query({"v": "sum(f)"}, budget={"error": {"v": "10%"}})
+    withheld = GroupsWithheld.of(spec, {"v": WithheldBound(above, 0.0, None, 1.0, 0.0)})
+    stack = spec.measures[0].stack(pa.float64())
+    estimates = Estimates.exact(np.array([100.0]))
+    widened = withheld.widen(spec.measures[0], stack, estimates, None, np.zeros(1))
+    assert (widened.lower[0], widened.upper[0]) == (100.0, 100.0 + above)
+    assert withheld.excess == {name: pytest.approx(each) for name, each in excess.items()}
 
 
 OWN = [{"key": key} for key in "abc"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from center.sinks.alert_conditions import Condition
-from center.sinks.alert_rules import MAX_ALERTS, WHY, AlertBook, AlertRule, BookState, OnMissing, Transition
+from center.sinks.alert_rules import WHY, AlertBook, AlertRule, BookState, OnMissing, Transition
 from center.sinks.base import SinkAnswer
 from edgewater.answers import UNKNOWN, Cause, Deviation, Facts, Phase
 from edgewater.answers.statement import Contract, Statement, Violation
@@ -290,6 +290,13 @@ def test_windows_in_order_fire_exactly_when_the_last_ones_hold(intervals: list[I
         assert any(alert.fired_at_ms is not None for alert in book.alerts) == fires
 
 
+def test_a_late_answer_fires_nothing_that_the_newest_window_does_not_support() -> None:
+    book = AlertBook([rule(for_ms=3 * MINUTE)])
+    for minute, interval in ((1, HIGH), (2, HIGH), (3, WIDE), (0, HIGH)):
+        assert book.answer(answer(minute, {"UA": interval}), (), 0) == []
+    assert changed(book.answer(answer(3, {"UA": HIGH}, 2), (), 0)) == [("firing", "UA")]
+
+
 def test_a_new_version_of_the_query_may_begin_at_an_earlier_time() -> None:
     book = AlertBook([rule()])
     assert changed(book.answer(answer(5, {"UA": HIGH}), (), 0)) == [("firing", "UA")]
@@ -313,13 +320,13 @@ def test_a_rule_that_changes_resolves_its_alerts_as_they_were_and_begins_anew(ch
         assert changed_book.alerts == []
 
 
-@pytest.mark.nightly
-def test_alerts_beyond_the_bound_are_counted_and_those_that_fire_stay() -> None:
-    book = AlertBook([rule()])
-    assert len(book.answer(answer(0, {f"z{n}": HIGH for n in range(MAX_ALERTS)}), (), 0)) == MAX_ALERTS
-    assert book.answer(answer(1, {f"{'az'[n % 2]}{n // 2}": HIGH for n in range(2 * MAX_ALERTS)}), (), 0) == []
-    assert len(book.alerts) == MAX_ALERTS and str(2 * MAX_ALERTS) in book.problems["high"]
-    assert len(book.answer(answer(2, {"z0": HIGH}), (), 0)) == MAX_ALERTS - 1
+def test_alerts_beyond_the_bound_are_counted_and_those_that_fire_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    book, most = AlertBook([rule()]), 20
+    monkeypatch.setattr("center.sinks.alert_rules.MAX_ALERTS", most)
+    assert len(book.answer(answer(0, {f"z{n}": HIGH for n in range(most)}), (), 0)) == most
+    assert book.answer(answer(1, {f"{'az'[n % 2]}{n // 2}": HIGH for n in range(2 * most)}), (), 0) == []
+    assert len(book.alerts) == most and str(2 * most) in book.problems["high"]
+    assert len(book.answer(answer(2, {"z0": HIGH}), (), 0)) == most - 1
     assert book.problems == {}
 
 
@@ -477,6 +484,15 @@ def test_a_book_that_is_stored_after_each_answer_says_the_same(steps: list[tuple
         assert book_transitions == expected
         stored = AlertBook(rules, stored_and_read(stored))
     assert stored.alerts == steady.alerts
+
+
+def test_a_stored_book_knows_when_the_last_answer_has_arrived() -> None:
+    rules = [AlertRule("silence", "q", no_answer_ms=10_000)]
+    book = AlertBook(rules)
+    book.answer(answer(0, {}), (), 2_000)
+    again = AlertBook(rules, stored_and_read(book), 9_000)
+    assert again.tick(9_000) == []
+    assert [t.alert.details["silence_ms"] for t in again.tick(12_000)] == [10_000]
 
 
 def test_a_condition_on_an_unknown_column_costs_only_its_rule() -> None:

@@ -36,15 +36,15 @@ class Shops:
         self.rate, self.capacity, self.max_frames = rate, capacity, max_frames
         self.messages: list[tuple[int, list[Frame]]] = []
 
-    def sell(self, *windows: int, arrival_ms: int | None = None) -> None:
+    def sell(self, *windows: int, arrival_ms: int | None = None, shops: int = GROUPS) -> None:
         """Sells in each shop in these windows, shop k for 1 + k."""
         for window in windows:
-            shops = [f"shop{k}" for k in range(GROUPS)]
-            self.ingest(window * WINDOW_MS + 1, shops, list(range(1, GROUPS + 1)), arrival_ms)
+            names = [f"shop{k}" for k in range(shops)]
+            self.ingest(window * WINDOW_MS + 1, names, list(range(1, shops + 1)), arrival_ms)
 
-    def sell_out(self, *windows: int) -> None:
+    def sell_out(self, *windows: int, shops: int = GROUPS) -> None:
         """Sells in these windows, and ends the last of them."""
-        self.sell(*windows)
+        self.sell(*windows, shops=shops)
         self.end(windows[-1])
 
     def end(self, window: int) -> None:

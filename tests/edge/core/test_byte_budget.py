@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from edge.core.byte_budget import ByteCount, BytePrices, ByteRoom
 from edge.core.core import EdgeCore
 from edge.core.events import BudgetSet, Configured, Ingested, PullEvent
 from edge.core.streams import StreamSpec
@@ -16,7 +17,7 @@ from edgewater.base.streams import TIME_COLUMN, StreamClock
 from edgewater.model.byte_budget import close_bytes
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import GroupedAggregate
-from edgewater.wire import FrameBody, QueryRef, link_bytes
+from edgewater.wire import Frame, FrameBody, QueryRef, link_bytes
 from tests.cells import at_night
 from tests.cores import open_core, pulled
 
@@ -225,6 +226,30 @@ def test_a_clock_that_is_set_back_gives_no_bytes_twice_and_takes_only_those_unti
     for _ in range(28 if back_ms > HOUR_MS else 0):
         edge.window()
     assert all(used <= AMOUNT for used in edge.used.values())
+
+
+def test_an_earlier_period_has_no_bytes_until_now_and_what_it_uses_counts_in_the_newest_one_too() -> None:
+    count, frame = ByteCount(Edge(ALONE).core.queries[REF].spec, BEGIN_MS), Frame.pack(0, REF, FrameBody(0))
+    later_ms = BEGIN_MS + 3 * HOUR_MS // 2
+    count.add(later_ms, frame)
+    earlier_ms, before = later_ms - 2 * HOUR_MS, count.room(later_ms).now_bytes
+    assert count.room(earlier_ms).now_bytes == 0 < count.room(earlier_ms + MINUTE_MS).now_bytes
+    count.add(earlier_ms, frame)
+    assert count.room(later_ms).now_bytes == before - link_bytes(frame.wire_bytes)
+
+
+def test_errors_cost_more_before_a_part_of_the_hour_that_was_busy_in_the_hour_before() -> None:
+    def affordable(busy: range) -> int:
+        """Returns how many groups are worth their bytes after two thirds of an hour."""
+        prices, errors = BytePrices(Edge(ALONE).core.queries[REF].spec), np.arange(300.0, 0.0, -1.0)
+        for minute in range(60):
+            learned = errors if minute in busy else errors[-4:]
+            prices.learn(learned, ByteRoom(minute * MINUTE_MS, 1e4, 10_000, 0))
+        now = ByteRoom(40 * MINUTE_MS, 1e4, 10_000, 1)
+        prices.learn(errors, now)
+        return prices.affordable(errors, now)
+
+    assert affordable(range(45, 60)) < affordable(range(15))
 
 
 def test_a_version_counts_what_earlier_versions_send() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from edge.core.close_barrier import close_barrier_ms
 from edge.core.core import EdgeCore
 from edge.core.events import Ingested, PullEvent, SamplingSet
 from edge.core.streams import StreamSpec
@@ -71,6 +72,21 @@ def test_late_records_do_not_hold_back_later_slices(window: dict[str, str]) -> N
         lags.append(now - edge.queries[REF].through_ms)
     # A slice is closed 200 ms behind its end, or at one of the points behind that, 500 ms apart at most.
     assert max(lags[500:]) <= slice_ms + 200 + 1_000
+
+
+def test_late_records_of_a_closed_slice_hold_back_only_the_close_that_makes_their_window_final() -> None:
+    edge = core(lateness="20s")
+    come(edge, 900, *range(0, 900, 10))
+    store, spec = edge.queries[REF].store, edge.queries[REF].spec
+    assert store.slices[0].unreported_until_ms == 900
+
+    def barrier_ms(watermark_ms: int, through_ms: int) -> int:
+        return close_barrier_ms(store.slices, spec, 500, watermark_ms, through_ms)
+
+    assert barrier_ms(6_000, 500) == 999, "it has not been closed"
+    assert barrier_ms(6_000, 3_000) == 6_000
+    assert barrier_ms(30_000, 3_000) == 20_999
+    assert barrier_ms(30_000, 21_000) == 30_000
 
 
 def test_a_late_record_is_reported_before_its_window_is_final() -> None:

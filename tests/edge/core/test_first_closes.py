@@ -73,11 +73,14 @@ def test_after_first_closes_queries_share_the_link_equally() -> None:
     assert max(sizes.values()) - min(sizes.values()) <= 2 * largest
 
 
-@pytest.mark.nightly
-def test_a_link_that_is_too_narrow_for_first_closes_still_carries_last_closes_and_other_queries() -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(("windows", "closed"), [(8, 1), pytest.param(40, 4, marks=pytest.mark.nightly)])
+def test_a_link_that_is_too_narrow_for_first_closes_still_carries_last_closes_and_other_queries(
+    windows: int, closed: int
+) -> None:
     short = {"tumbling": "1s"}
     edge, now_ms = Shops(*(query(f"q{k}", window=short) for k in range(4)), exact()), 0
-    for window in range(40):
+    for window in range(windows):
         edge.ingest(window * 1_000 + 1, [f"shop{k}" for k in range(50)], [1] * 50)
         edge.ingest((window + 1) * 1_000, ["next"], [1])
         now_ms = max(now_ms, (window + 1) * 1_000)
@@ -85,7 +88,7 @@ def test_a_link_that_is_too_narrow_for_first_closes_still_carries_last_closes_an
             size = sum(frame.plain_wire_bytes for frame in edge.pull(now_ms, 400, 1_000.0))
             now_ms += max(size, 20)  # on a link of 1,000 bytes per second
     assert edge.bodies("exact")
-    assert all(edge.bodies(f"q{k}")[-1].through_ms > 5_000 for k in range(4))
+    assert sum(edge.bodies(f"q{k}")[-1].through_ms > 4_000 for k in range(4)) >= closed
 
 
 @pytest.mark.nightly
@@ -149,7 +152,6 @@ def test_on_a_wide_link_windows_that_are_late_are_sent_completely() -> None:
     assert dict(sent) == dict.fromkeys(range(4), GROUPS)
 
 
-@pytest.mark.nightly
 def test_only_time_windows_with_a_staleness_budget_alone_are_closed_provisionally() -> None:
     others = {
         "exact": exact(),
@@ -159,7 +161,7 @@ def test_only_time_windows_with_a_staleness_budget_alone_are_closed_provisionall
     }
     for kind, spec in others.items():
         edge = Shops(spec)
-        edge.sell_out(0)
+        edge.sell_out(0, shops=100)
         edge.send(WINDOW_MS, 4 * WINDOW_MS)
         closes = [close for body in edge.bodies(spec.name) for close in body.closes]
         assert closes and not any(close.provisional for close in closes), kind

@@ -17,6 +17,7 @@ from edgewater.base.streams import TIME_COLUMN
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import FrameBody, InputLoss, QueryRef
+from tests.cells import at_night
 from tests.edge.core.test_core import pull_all
 
 COLUMNS = {"id": pa.int64(), "x": pa.int64()}
@@ -184,8 +185,7 @@ def at(core: EdgeCore, times_ms: list[int], limits: SliceMemoryLimits = LIMITS) 
     return drops
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("budget", [None, {"error": {"total": 1e9, "n": 1e9}}], ids=["exact", "budget"])
+@pytest.mark.parametrize("budget", [None, *at_night({"error": {"total": 1e9, "n": 1e9}})], ids=["exact", "budget"])
 def test_finished_slices_are_counted_and_the_oldest_are_given_up_for_a_stated_loss(
     budget: dict[str, Any] | None,
 ) -> None:
@@ -204,6 +204,14 @@ def test_finished_slices_are_counted_and_the_oldest_are_given_up_for_a_stated_lo
     assert (first, rest) == (lost(5, 6), [lost(7, 8), lost(floor_ms - 1, floor_ms)])
     counts = {c.slice_start_ms: (c.observed, c.late) for _, body in bodies for c in body.closes}
     assert counts[980] == (2, 1), "what the slice had counted before is continued"
+
+
+def test_the_counters_of_a_slice_that_takes_no_more_records_are_not_kept() -> None:
+    store = core_of(query("hostile", None, **FINE)).queries[HOSTILE].store
+    store.full.raise_floor(500)
+    for start in (10, 510):
+        store.finish(start, (1, 0, start, start))
+    assert (store.finished.get(10), store.finished.get(510)) == (None, (1, 0, 510, 510))
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from edge.core.backfill import Backfill, TimeCounts
 from edge.core.core import EdgeCore
 from edge.core.events import (
     Acked,
@@ -211,6 +212,27 @@ def test_what_can_no_longer_be_read_is_stated_and_nothing_else_is_doubted(tmp_pa
         assert loss.from_ms is not None and loss.to_ms is not None
         gone = world.data[loss.source].column(TIME_COLUMN).to_numpy()[: world.first_row]
         assert loss.to_ms - 1_000 <= gone.max(), "a loss reaches at most to the second of the last lost record"
+
+
+def test_a_backfill_goes_on_at_its_position_after_a_crash_and_after_a_checkpoint(tmp_path: Path) -> None:
+    world = World(tmp_path, 1, [query := since_query("beginning")])
+    world.ingest("a", 120)
+    world.configure()
+    for durable in ("sync", "checkpoint"):
+        world.backfill(query[0], "a", 20)
+        getattr(world.edge, durable)()
+        world.crash()
+    world.finish()
+    assert world.answers(query[0]) == world.answers(EARLY) == world.truth()
+    assert not world.losses(query[0])
+
+
+def test_a_backfill_from_a_time_within_a_bucket_of_counts_has_no_records_left_at_its_end() -> None:
+    counts, times_ms = TimeCounts(), np.array([1_200, 1_700, 2_500])
+    counts.add(times_ms)
+    backfill = Backfill(1_500, {"a": counts.since(1_500)})
+    backfill.read("a", times_ms)
+    assert backfill.unread_records == 0 and backfill.end("a") == []
 
 
 @pytest.mark.slow

@@ -141,3 +141,23 @@ def test_a_checkpoint_keeps_the_identity_that_records_were_given(tmp_path: Path)
 def test_the_source_number_of_a_name_is_stable() -> None:
     assert source_of("jfk", "i1") == 0xD82C8E497BA50F99
     assert source_of("a", "bc") != source_of("ab", "c")
+
+
+def test_a_process_that_runs_on_a_state_is_known_after_a_crash(tmp_path: Path) -> None:
+    edge = Edge(tmp_path, "jfk")
+    for number in (7, 9):
+        edge.durable.begin_run(number)
+    edge.durable.sync()
+    assert Edge(tmp_path, "jfk").durable.state.runs == [7, 9]
+
+
+def test_a_state_that_begins_anew_has_the_positions_and_no_records(tmp_path: Path) -> None:
+    edge = Edge(tmp_path, "jfk")
+    edge.durable.begin_run(7)
+    assert edge.finish()
+    edge.durable.begin_anew("i2", source_of("jfk", "i2"))
+    edge.durable.close()
+    again = Edge(tmp_path, "jfk").durable
+    assert (again.incarnation, again.core.source) == ("i2", source_of("jfk", "i2"))
+    assert again.state.positions == {"file": {"row": 4000}}
+    assert (again.state.records, again.state.runs, list(again.core.unacked)) == ({"flights": 0}, [], [])

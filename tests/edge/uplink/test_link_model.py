@@ -7,6 +7,7 @@ import pytest
 
 from edge.uplink.link_model import LOW, MID, LinkModel
 from sim.budgets.link import SimulatedLink
+from tests.cells import at_night
 from tests.edge.uplink.link_world import Sender
 
 RATE = 4_300.0
@@ -43,8 +44,8 @@ def test_two_links_that_give_the_same_arrivals_give_the_same_statement() -> None
     assert low.low_bytes_s < 4_096.0 < low.mid_bytes_s
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("demand", [15_000, 60_000])
+@pytest.mark.slow
+@pytest.mark.parametrize("demand", [15_000, *at_night(60_000)])
 def test_a_rate_that_halves_is_believed_after_a_few_messages(demand: int) -> None:
     halved = bucket(1_600.0, 50.0, trace=((0.0, 1.0), (62_000.0, 0.5)))
     sender = Sender(halved, lambda _: demand).run(8)
@@ -88,6 +89,18 @@ def test_tcp_sends_ten_packets_in_the_first_round_trip_after_idle_time() -> None
     assert at_once == pytest.approx(14_480.0)
     assert later == pytest.approx(7 * 14_480.0)
     assert model.bytes_within(60.0, 0.5, MID) > 1e5
+
+
+def test_what_a_lost_session_has_sent_has_occupied_the_link() -> None:
+    sent, lost = LinkModel(), LinkModel()
+    sent.sent(None, 50_000, 0.0)
+    lost.sent(1, 50_000, 0.0)
+    lost.begin_session()
+    for model in (sent, lost):
+        model.sent(2, 1_000, 0.1)
+        model.arrived(2, 12.0)
+    assert lost.rate_bytes_s(MID) == sent.rate_bytes_s(MID)
+    assert lost.bytes_within(12.0, 1.0, MID) == sent.bytes_within(12.0, 1.0, MID)
 
 
 def test_a_quantile_of_more_weight_promises_less() -> None:

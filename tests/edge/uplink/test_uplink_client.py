@@ -146,7 +146,7 @@ async def test_a_frame_made_durable_while_the_link_breaks_is_sent_once_and_in_or
         assert entries(catalog) == [0, 1, 2]
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 async def test_a_link_that_drops_all_data_is_detected_and_replaced(tmp_path: Path, agent: Agent) -> None:
     limits = LinkLimits(heartbeat_s=0.02, reconnect_max_s=0.02, silence_s=0.3)
     async with gateway(tmp_path, queries=[SPEC]) as (port, catalog), Proxy(port) as proxy:

@@ -14,11 +14,15 @@ from contextlib import contextmanager
 
 import pytest
 
-from edgewater.runtime.log_output import MAX_WAITING, TEXT, TextLines
+from edgewater.runtime.log_output import TEXT, TextLines
+from tests.cells import at_night
 
 TIMEOUT_S = 30
+WAITING = 500
+"""The pipe has room for about as many lines."""
 PROGRAM = """
 import logging, sys
+from edgewater.runtime import log_output
 from edgewater.runtime.log_output import configure_logging
 configure_logging("info", sys.argv[1])
 log = logging.getLogger("center.api")
@@ -48,12 +52,13 @@ def test_a_log_is_lines_of_json_if_it_is_asked_for() -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", found["time"])
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["text", *at_night("json")])
 def test_a_process_goes_on_while_nobody_reads_its_log_and_states_what_it_left_out(form: str) -> None:
     """The pipe and the queue are full long before the last line."""
-    lines = MAX_WAITING + 2_000
+    lines = WAITING + 2_000
     text = f"""
+log_output.MAX_WAITING = {WAITING}
 for i in range({lines}): log.info("line %d " + "x" * 100, i)
 print("went on", flush=True)
 sys.stdin.read(1)
@@ -76,9 +81,9 @@ log.info("after")
     assert b"after" in read[-1]
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_a_process_ends_while_nobody_reads_its_log() -> None:
-    with started("text", f"for i in range({MAX_WAITING * 2}): log.info('x' * 100)\nsys.exit(3)") as process:
+    with started("text", f"for i in range({4 * WAITING}): log.info('x' * 100)\nsys.exit(3)") as process:
         assert process.wait() == 3
 
 

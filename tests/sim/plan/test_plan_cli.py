@@ -137,6 +137,12 @@ def test_csv_gzip_ndjson_and_parquet_give_the_same_rows(tmp_path: Path, flags: F
         assert rows(*files, *flags(), "--budget", "1%", "--policy", "batching") == wanted
 
 
+def test_the_seed_decides_what_a_random_policy_sends(trace: Path, flags: Flags) -> None:
+    arguments = (trace, *flags(), "--budget", "0.1%", "--policy", "random", "--windows", 2)
+    ((first,), (again,), (other,)) = (rows(*arguments, "--seed", seed) for seed in (0, 0, 1))
+    assert first == again and {**first, "seed": 1} != other
+
+
 @pytest.mark.nightly
 def test_the_same_seed_gives_the_same_rows_in_any_number_of_processes(trace: Path, flags: Flags) -> None:
     arguments = (trace, *flags(), "--budget", "2%", "--policy", "random", "--edges", 2, "--windows", 1)
@@ -177,6 +183,17 @@ def test_a_query_with_a_staleness_budget_sweeps_staleness(trace: Path, tmp_path:
     assert all(r["staleness_p95"] <= r["budget"] * (1 + 1e-9) for r in found)
 
 
+def test_combined_budgets_are_pairs_and_windows_beyond_the_staleness_are_late(trace: Path, flags: Flags) -> None:
+    grid = ("--budget", "0%", "--budget", "10%", "--staleness", "1ms", "--staleness", "19s", "--windows", 1)
+    combined = flags(budget={"error": {"v": 50}, "staleness": "2s"})
+    found = rows(trace, *combined, *grid, "--policy", "optimal")
+    pairs = [(ms, share) for ms in (1, 19_000) for share in (0.0, 0.1)]
+    assert [(r["staleness_budget_ms"], r["budget"]) for r in found] == pairs
+    waits_ms = [r["staleness_p95"] * WINDOW_MS for r in found]
+    assert [r["late_windows"] for r in found] == [waited > ms for waited, (ms, _) in zip(waits_ms, pairs, strict=True)]
+    assert {r["late_windows"] for r in found} == {0, 1}
+
+
 @pytest.mark.nightly
 def test_combined_budgets_show_bytes_against_error_and_staleness(trace: Path, flags: Flags) -> None:
     grid = ("--budget", "1%", "--budget", "10%", "--staleness", "1s", "--staleness", "10s", "--windows", 2)
@@ -207,7 +224,6 @@ def test_a_query_with_a_combined_budget_sweeps_the_error(trace: Path, tmp_path: 
     assert [r["budget_amount"] for r in found if r["budget_of_query"]] == [50]
 
 
-@pytest.mark.nightly
 def test_a_modelled_connection_shows_the_bytes_of_headers_and_the_delay_of_the_link(trace: Path, flags: Flags) -> None:
     given = (*flags(), "--budget", "5%", "--policy", "caching", "--policy", "batching")
     updates, wire, far = (rows(trace, *given, *more) for more in ((), ("--wire",), ("--wire", "--delay", "2s")))

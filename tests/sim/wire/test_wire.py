@@ -10,7 +10,8 @@ import pytest
 from bench.budgets.traces import zipf
 from edgewater.model.query import ErrorBudget, QuerySpec, StalenessBudget
 from sim.budgets.link import SimulatedLink
-from sim.budgets.outcome import PolicyOutcome
+from sim.budgets.outcome import PolicyOutcome, truth_per_window
+from sim.budgets.trace import Trace
 from sim.wire.center import CenterTimes
 from sim.wire.experiment import WireSettings, run
 
@@ -23,10 +24,12 @@ QUERY = QuerySpec.from_mapping({
 })  # fmt: skip
 NARROW, WIDE = SimulatedLink(4096.0, latency_ms=50), SimulatedLink(1e7, latency_ms=5)
 FAST = CenterTimes(0.0, 0.0, 0.0, 0.0)
+SHORT = zipf(2, WINDOW_MS, records=300, groups=150)
 
 
-def outcome(query: QuerySpec, link: SimulatedLink, **settings: object) -> PolicyOutcome:
-    return run(TRACE, TRACE.split(HOMES, EDGES), query, link, WireSettings(**settings))  # type: ignore[arg-type]
+def outcome(query: QuerySpec, link: SimulatedLink, trace: Trace = TRACE, **settings: object) -> PolicyOutcome:
+    parts = trace.split(HOMES[: len(trace)], EDGES)
+    return run(trace, parts, query, link, WireSettings(**settings))  # type: ignore[arg-type]
 
 
 def seconds(done: PolicyOutcome) -> float:
@@ -51,10 +54,18 @@ def test_exact_answers_are_exact_and_as_late_as_the_link_makes_them() -> None:
     assert narrow.bytes < 2 * EDGES * 4096.0 * span_s
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_the_center_s_time_is_part_of_an_answer_s_delay() -> None:
-    fast, slow = (outcome(QUERY, WIDE, center=times) for times in (FAST, replace(FAST, answer_s=0.7)))
+    fast, slow = (outcome(QUERY, WIDE, SHORT, center=times) for times in (FAST, replace(FAST, answer_s=0.7)))
     assert seconds(slow) == pytest.approx(seconds(fast) + 0.7, abs=0.01)
+    assert fast.error.max() == pytest.approx(0.0, abs=1e-6 * fast.largest.max())
+
+
+@pytest.mark.slow
+def test_edges_get_their_shares_of_an_error_budget_and_keep_them() -> None:
+    limit = 0.1 * float(np.nanmax(truth_per_window(SHORT, QUERY)[0]))
+    done = outcome(replace(QUERY, budget=ErrorBudget((("total", limit),))), WIDE, SHORT)
+    assert 0.0 < done.error.max() <= limit and 0.0 < done.stated.max() <= limit
 
 
 @pytest.mark.nightly

@@ -10,6 +10,7 @@ import pytest
 from edge.codecs.framing import OPEN_RECORD_MS
 from edge.records import BLOCK_BYTES, MAX_CHUNK_ROWS
 from edgewater.base.errors import InvalidConfig, InvalidRecord, StorageError
+from tests.cells import at_night
 from tests.refusals import refused
 
 pytestmark = pytest.mark.slow
@@ -79,9 +80,8 @@ def broken_lines(numbers: range, arrival_ms: int) -> str:
     return "".join(f'{arrival_ms},"two\n{arrival_ms},x,-1,,\n""c{n}""",{n},,\n' for n in numbers)
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-@pytest.mark.parametrize("block_bytes", [None, 200])
+@pytest.mark.parametrize("block_bytes", [200, *at_night(None)])
 def test_records_with_line_breaks_are_read_from_any_position_and_across_blocks(
     world: Any, read: Any, numbers: Any, arrival_ms: int, suffix: str, block_bytes: int | None,
     monkeypatch: pytest.MonkeyPatch,

@@ -32,15 +32,24 @@ def alternating(n: int, below: int) -> np.ndarray:
     return np.where(np.arange(n) % (below + 1) == below, 1.0, -1.0) * np.arange(1, n + 1)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("data", ["sorted", "alternating", *at_night("shuffled", "duplicates")])
+@pytest.mark.parametrize(
+    ("data", "trials"),
+    [
+        ("sorted", 200),
+        ("alternating", 200),
+        *(
+            pytest.param(data, 1000, marks=pytest.mark.nightly)
+            for data in ("sorted", "alternating", "shuffled", "duplicates")
+        ),
+    ],
+)
 @pytest.mark.parametrize("parts", [1, pytest.param(24, marks=pytest.mark.full)])
-def test_ranks_are_unbiased_and_their_variance_is_the_tracked_one(data: str, parts: int) -> None:
-    """1000 sketches: the mean deviates by 5 standard errors for one of a million seeds, and the variance by 25 % too.
+def test_ranks_are_unbiased_and_their_variance_is_the_tracked_one(data: str, trials: int, parts: int) -> None:
+    """Of 1000 sketches the mean deviates by 5 standard errors for one of a million seeds, and the variance by 25 % too.
 
     The variance is at most the tracked one whatever the data, and equal to it where x is inside of all compactions.
     """
-    n, trials = 3000, 1000
+    n = 3000
     rng = np.random.default_rng(SEED)
     shuffled, x = rng.permutation(np.arange(float(n))), 1234.5
     values = {
@@ -172,6 +181,11 @@ def test_equal_data_at_many_sources_keep_the_bound() -> None:
     for q in (0.1, 0.5, 0.9):
         answer = sketch.query(Quantile(q, 0.999))
         assert answer.lower <= ordered[math.floor(q * (len(ordered) - 1))] <= answer.upper
+
+
+def test_coins_depend_on_the_source() -> None:
+    values = np.random.default_rng(SEED).normal(0, 1, 2000)
+    assert len({sketch_of(values, 16, source=source).query(Rank(0.1)).value for source in range(8)}) > 2
 
 
 def test_bad_parameters_questions_and_bytes_are_refused() -> None:

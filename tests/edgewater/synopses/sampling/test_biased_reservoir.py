@@ -36,7 +36,6 @@ def test_the_inclusion_probability_falls_with_each_later_record() -> None:
     assert np.abs(off).max() < 5 * np.sqrt(0.25 / (trials * 20))
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("data", each_of(zoo(np.random.default_rng(SEED), 10)))
 def test_intervals_contain_the_true_value_as_often_as_stated(data: str) -> None:
     n, size, trials = 3000, 200, 50
