@@ -26,6 +26,7 @@ from edgewater.__main__ import main
 from edgewater.answers import Cause
 from edgewater.base.errors import InvalidConfig, InvalidInput, StorageError
 from edgewater.wire import QueryRef
+from tests.cells import at_night
 from tests.center.catalog_world import JFK, acked_through, begin_session, frame, hello, spec
 from tests.center.job.conftest import World
 from tests.center.job.plans import Plans
@@ -211,7 +212,8 @@ def test_answers_after_a_restoration_never_have_a_revision_that_was_given(
             before |= after
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.parametrize("shared_database", ["sqlite", *at_night("postgresql")], indirect=True)
 def test_a_restored_center_goes_on_writing_with_numbers_that_were_never_given(
     tmp_path: Path, world: World, job: Plans, shared_database: Callable[[], str | None]
 ) -> None:

@@ -22,6 +22,7 @@ from center.sinks.store import sinks
 from edgewater.base.errors import StorageError
 from edgewater.base.timestamps import rfc3339
 from edgewater.model.registered_query import RegisteredQuery
+from tests.cells import at_night
 from tests.center.api.conftest import HOUR, T0, Desk
 from tests.center.sinks.alert_receivers import SeriesReceiver
 from tests.center.sinks.systems import SYSTEMS, Delta, Iceberg, Kafka, Parquet, Postgres, System
@@ -390,7 +391,9 @@ def test_a_process_that_is_killed_between_write_and_report_loses_and_repeats_not
     again.stop()
 
 
-@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "system", ["parquet", *at_night("postgres", "kafka", "delta", "iceberg", "remote_write")], indirect=True
+)
 def test_a_copy_of_a_center_that_has_given_fewer_answers_stops_and_says_so(
     center: Center, system: System, tmp_path: Path
 ) -> None:

@@ -155,8 +155,9 @@ async def test_a_link_that_drops_all_data_is_detected_and_replaced(tmp_path: Pat
             proxy.swallow = True
             agent.make([frame(0)])
             seen = proxy.connections
-            while proxy.connections == seen:
-                await asyncio.sleep(0.01)
+            async with asyncio.timeout(30):  # gRPC's own keepalive takes 40 s
+                while proxy.connections == seen:
+                    await asyncio.sleep(0.01)
             proxy.swallow = False
             await agent.until(lambda: agent.acked == 0)
         assert entries(catalog) == [0]

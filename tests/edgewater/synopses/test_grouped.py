@@ -207,6 +207,7 @@ def test_merging_returns_the_codes_of_the_other_aggregate_and_does_not_change_it
     assert left.merge(right).tolist() == [3, 0]
     assert right.to_bytes() == before
     assert left.query("n").value.tolist() == [3, 1, 1, 1] and left.records == 6
+    assert left.merge_many([right]).records == 8
 
 
 def test_reset_groups_keep_their_codes() -> None:
@@ -277,7 +278,7 @@ def test_an_aggregate_round_trips_as_bytes() -> None:
     again = from_bytes(small().to_bytes())
     assert isinstance(again, GroupedAggregate)
     assert again.key_names == ("k0", "k1") and again.query("n", Count()).value.tolist() == [2, 1, 1]
-    assert again.nbytes > 0
+    assert again.nbytes > 0 and again.records == 4
 
 
 def test_an_aggregate_of_many_sparse_sketches_takes_few_bytes() -> None:
