@@ -187,7 +187,10 @@ class GroupHistory:
         numbers = [self.measures, self.slices, self.scale, self.max_sends, self.groups, self.needed]
         arrays = {"hashes": self._hashes, "values": self._values, "curve": self.curve}
         arrays["counts"] = self._counts.view(np.uint16)
-        components = {"error_target": self.error_target.to_state(), "profile": State([], {"counts": self.counts})}
+        # An edge of 0.3.0 that goes on from this state reads its choice of a forecast, and begins it anew.
+        unused = {"scores": np.zeros(80), "value_scores": np.zeros(4)}
+        profile = State([0, 0.5], {"counts": self.counts, **unused})
+        components = {"error_target": self.error_target.to_state(), "profile": profile}
         return State(numbers, arrays, {**components, "timetable": self.timetable.to_state()})
 
     @classmethod
