@@ -71,7 +71,10 @@ def test_what_came_in_this_slice_outweighs_what_came_in_earlier_ones() -> None:
 
 def test_the_history_is_restored_with_its_profile() -> None:
     history, now = learned(quarter=True), entries(*records(5, quarter=True))
-    restored = GroupHistory.from_state(history.to_state())
+    state = history.to_state()
+    profile = state.components["profile"]
+    assert len(profile.numbers) == 2 and {*profile.arrays} == {"counts", "scores", "value_scores"}, "0.3.0 reads these"
+    restored = GroupHistory.from_state(state)
     every = np.arange(len(now))
     before, after = (forecast(now, every, h, 0.4).arrivals for h in (history, restored))
     assert before.tobytes() == after.tobytes() or np.array_equal(before, after)
