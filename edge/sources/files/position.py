@@ -118,7 +118,8 @@ class FilePosition:
     @classmethod
     def _read(cls, document: dict[str, Any]) -> FilePosition:
         offset, note = int(document["offset"]), document.get("note")
-        stated = {name: document[name] for name in _ABSENT if name in document}
+        stated: dict[str, Any] = {name: document[name] for name in _ABSENT if name in document}
+        stated |= {name: tuple(value) for name, value in stated.items() if isinstance(value, list)}
         return cls(
             file=str(document["file"]),
             inode=int(document["inode"]),
@@ -128,7 +129,7 @@ class FilePosition:
             note=Rejection(**note) if note is not None else None,
             others=tuple(cls._read(other) for other in document.get("others", ())),
             digest=(_pair(document["digest"]) if "digest" in document else None) if offset else NO_BYTES,
-            **{name: tuple(value) if isinstance(value, list) else value for name, value in stated.items()},
+            **stated,
         )
 
 
