@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any, Protocol, cast
@@ -139,13 +140,15 @@ def _write_ended_at(center: _Center, last: float, page: SinkAnswer) -> int:
         return trace
 
     before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        center.write(page)
-    except _Ended:
-        pass
-    finally:
-        sys.settrace(before)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # a file that is open at the end, as of a killed process
+        sys.settrace(trace)
+        try:
+            center.write(page)
+        except _Ended:
+            pass
+        finally:
+            sys.settrace(before)
     return lines
 
 
