@@ -46,7 +46,7 @@ test: $(STAMP)prepared ## all tests but the heavy ones, on two cores; ARGS="test
 test-all: $(STAMP)prepared ## the same with every law of the synopses on every data set, and the nightly tests
 	@$(PYTEST) --full -m "not data and not images" $(ARGS)
 
-nightly: $(STAMP)prepared ## the heavy tests, which CI runs too: whole runs, kills, statistics, further cells
+nightly: $(STAMP)prepared ## the heavy tests: whole runs, kills, statistics, further cells
 	@$(PYTEST) -m "nightly and not data and not images" $(ARGS)
 
 test-data: $(STAMP)dev ## the tests that need the data sets in ../shared/data
