@@ -1,9 +1,12 @@
 """`python -m bench.constants MODULE:NAME…`: what half and double the value of a constant cost.
 
-Each value runs the scenarios (`bench.constants.scenarios`) in a process of its own. A hook replaces the assignment in
-the source, so that what is derived from the constant follows. Costs are ratios to the value as it is: their mean over
-seeds, their spread, and the spread of the cost as it is over the seeds. `MODULE:NAME=VALUE` gives a value, such as the
-one that turns a mechanism off. Several with semicolons are changed together. All is in bench/out/constants.json.
+For each value, a process of its own runs the scenarios (`bench.constants.scenarios`). A hook replaces the assignment in
+the source, so constants that are derived from the constant change, too. The bench prints the cost of each scenario as a
+ratio to the cost with the present value: the mean over the seeds, and the spread over the seeds. Beside it is the
+spread of the cost with the present value.
+
+`MODULE:NAME=VALUE` tries one value, such as a value that turns a mechanism off. `MODULE:NAME=VALUE;MODULE:NAME=VALUE`
+changes two constants together. bench/out/constants.json has all ratios.
 """
 
 from __future__ import annotations
@@ -63,7 +66,7 @@ def _module(name: str, changed: str = "") -> Any:
 
 
 def variants(constant: str) -> list[str]:
-    """Returns the changes of an argument: the one that it names, or half and double."""
+    """Returns the values to try, as `MODULE:NAME=VALUE`: the value of the argument, or half and double the constant."""
     if "=" in constant:
         return [constant]
     module, _, name = constant.partition(":")

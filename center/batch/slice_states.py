@@ -238,16 +238,16 @@ def record_batches(
         strata: number of the strata.
         rows: the strata of each row, and its columns.
     """
-    held: list[tuple[Sequence[Any], Mapping[str, Any]]] = []
+    waiting: list[tuple[Sequence[Any], Mapping[str, Any]]] = []
     size = 0
     for key, row in rows:
-        held.append((key, row))
+        waiting.append((key, row))
         size += len(row.get("synopsis") or b"") + 100
         if size > ROWS_BYTES:
-            yield _batch(schema, strata, held)
-            held, size = [], 0
-    if held:
-        yield _batch(schema, strata, held)
+            yield _batch(schema, strata, waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield _batch(schema, strata, waiting)
 
 
 def _batch(schema: pa.Schema, strata: int, rows: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]) -> pa.RecordBatch:

@@ -51,10 +51,10 @@ def _estimates(synopsis: pa.Array, question: pa.Array, *parameters: pa.Array) ->
 
 def _merge(batches: Iterator[pa.Array]) -> bytes:
     settle()
-    held: list[Any] = []
+    synopses: list[Any] = []
     for batch in batches:
         for data in batch.drop_null().to_pylist():
-            held.append(from_bytes(data))
-            if len(held) > FAN_IN:
-                held = [merged(held[0], held[1:])]
-    return merged(held[0], held[1:]).to_bytes() if held else None  # type: ignore[return-value]
+            synopses.append(from_bytes(data))
+            if len(synopses) > FAN_IN:
+                synopses = [merged(synopses[0], synopses[1:])]
+    return merged(synopses[0], synopses[1:]).to_bytes() if synopses else None  # type: ignore[return-value]

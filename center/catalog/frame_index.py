@@ -333,8 +333,8 @@ def _lock_incarnations(
     c = t.incarnations.c
     names = sorted({(f.edge, f.incarnation) for f in batch})
     rows = select(c.edge, c.incarnation, c.awaited_seq, c.run).order_by(c.edge, c.incarnation).with_for_update()
-    found = rows_among(connection, rows, tuple_(c.edge, c.incarnation), names)
-    known = {(edge, name): _SequenceProgress(seq, seq, run) for edge, name, seq, run in found}
+    incarnations = rows_among(connection, rows, tuple_(c.edge, c.incarnation), names)
+    known = {(edge, name): _SequenceProgress(seq, seq, run) for edge, name, seq, run in incarnations}
     # A catalog restored from a backup does not know all incarnations. After a refusal the edge sends a Hello again.
     return {name: known.get(name) or _SequenceProgress(0, 0, stopped=True) for name in names}
 
@@ -355,8 +355,8 @@ def _lock_positions(connection: Connection, refs: Collection[QueryRef]) -> dict[
     names = sorted((ref.name, ref.version) for ref in refs)
     live = select(c.name, c.version, c.last_position).where(c.deleted_at_ms.is_(None))
     rows = live.order_by(c.name, c.version).with_for_update()
-    found = rows_among(connection, rows, tuple_(c.name, c.version), names)
-    return {QueryRef(name, version): int(last) for name, version, last in found}
+    positions = rows_among(connection, rows, tuple_(c.name, c.version), names)
+    return {QueryRef(name, version): int(last) for name, version, last in positions}
 
 
 def _row(frame: UnindexedFrame, position: int) -> dict[str, Any]:
@@ -448,6 +448,6 @@ def drop_segments(connection: Connection, segments: Sequence[str]) -> list[str]:
 
 
 def _dropped(connection: Connection, segments: Sequence[str]) -> set[str]:
-    """Returns those of the segments that are listed for removal."""
+    """Returns the segments that the catalog lists for removal, among the given segments."""
     segment = t.dropped_segments.c.segment
     return {row.segment for row in rows_among(connection, select(segment), segment, segments)}

@@ -277,13 +277,13 @@ class ResultStore(AnswerReader):
             _require_own(loaded[0].partition, through)
             new = _not_applied(_positions(connection), through, frames)
             fresh = [f for f in frames if query_key(f.query) in new]
-            kept = writes.applicable(ledger, [d for d in deltas if d.query in new], fresh, through)
-            refused = writes.misshapen(connection, kept)
-            kept = writes.without(refused, kept, fresh)
-            writes.weigh(ledger, kept)
+            applied = writes.applicable(ledger, [d for d in deltas if d.query in new], fresh, through)
+            refused = writes.of_other_shapes(connection, applied)
+            applied = writes.without(refused, applied, fresh)
+            writes.weigh(ledger, applied)
             emissions = ledger.handle(FramesMerged(tuple(fresh), now_ms))
             _require_bounded(ledger, {f.query for f in fresh})
-            stored, spent = writes.split_spent(ledger, emissions, kept)
+            stored, spent = writes.split_spent(ledger, emissions, applied)
             crowded = writes.add_deltas(connection, stored, ledger.on_query, self._merging)
             changes = transaction.changes()
             writes.write_ledger(connection, changes)
@@ -367,8 +367,8 @@ class ResultStore(AnswerReader):
         The loss of a batch's own deltas is stated in its frames, which are changed in place; the loss of stored deltas
         in the ledger.
         """
-        kept = writes.without(refused, deltas, frames)
-        own = set(deltas) - set(kept)
+        others = writes.without(refused, deltas, frames)
+        own = set(deltas) - set(others)
         stored = {r.delta for r in refused} - own
         if stored:
             with self._transaction(ledger) as transaction, write_transaction(self._engine) as connection:
@@ -379,13 +379,13 @@ class ResultStore(AnswerReader):
                         # The failed transaction merged it from deltas of the slice, both stored and new.
                         writes.drop_deltas(connection, delta, exactly=False)
                         place = delta.query, delta.slice_start_ms
-                        same = [writes.RefusedDelta(d, "") for d in kept if (d.query, d.slice_start_ms) == place]
-                        kept = writes.without(same, kept, frames)
+                        same = [writes.RefusedDelta(d, "") for d in others if (d.query, d.slice_start_ms) == place]
+                        others = writes.without(same, others, frames)
                     ledger.handle(SlicesRefused(query_from_key(delta.query), (delta.slice_start_ms,)))
                 writes.write_ledger(connection, transaction.changes())
             self._loaded = loaded
         self._refused += refused
-        return kept
+        return others
 
     def take_crowded(self) -> list[SliceSpan]:
         """Returns the slices with too many deltas, whose merge is costly, since the last call."""

@@ -168,7 +168,7 @@ def add_deltas(
     return [span for chunk in chunks for span in _fold(connection, chunk, on_query, merging)]
 
 
-def misshapen(connection: Connection, deltas: Iterable[Delta]) -> list[RefusedDelta]:
+def of_other_shapes(connection: Connection, deltas: Iterable[Delta]) -> list[RefusedDelta]:
     """Returns the deltas of another shape than the query's first delta, whose shape is stored.
 
     They could never be merged.

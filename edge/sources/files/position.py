@@ -108,18 +108,17 @@ class FilePosition:
         """Returns the position from its JSON.
 
         Raises:
-            StorageError: the document is not a result of `to_json`.
+            StorageError: the document is not a result of `to_state`.
         """
         try:
             return cls._read(document)
-        except (KeyError, TypeError, ValueError) as exc:
+        except (LookupError, TypeError, ValueError) as exc:
             raise StorageError(f"not a position in a file: {document!r}") from exc
 
     @classmethod
     def _read(cls, document: dict[str, Any]) -> FilePosition:
         offset, note = int(document["offset"]), document.get("note")
-        stored = {name: document[name] for name in _ABSENT if name in document}
-        stated: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in stored.items()}
+        stated = {name: _stated(name, document[name]) for name in _ABSENT if name in document}
         return cls(
             file=str(document["file"]),
             inode=int(document["inode"]),
@@ -139,6 +138,16 @@ _ABSENT: dict[str, Any] = {
     if each.name not in ("file", "inode", "head", "offset", "arrival_ms", "note", "others", "digest")
 }
 """The fields that are stored as they are unless they have these defaults."""
+
+
+def _stated(name: str, value: Any) -> Any:
+    """Returns the value of a field from its JSON. Raises LookupError, TypeError, ValueError."""
+    absent = _ABSENT[name]
+    if isinstance(absent, int):
+        return type(absent)(value)
+    if value is absent is None:
+        return None
+    return tuple(value) if name == "header" else _pair(value)
 
 
 def _pair(value: list[int]) -> tuple[int, int]:

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from edge.sources.files.position import FilePosition
+from edgewater.base.errors import StorageError
 from tests.edge.conftest import ARRIVAL_MS
 from tests.edge.sources.files.test_follower import follow_through, reasons
 from tests.edge.sources.files.test_rotation import NOTHING, losses, reread
@@ -506,3 +507,13 @@ def test_a_file_and_its_compressed_copy_that_are_there_at_the_first_start_are_a_
     assert sum(guessed(chunks).values()) == size, "the truth lies inside of the bounds"
     assert sorted(set(numbers(chunks))) == [*range(size), 1000]
     reread(world, "*.log*", chunks)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("row", "x"), ("size", None), ("tail", [1]), ("span", ["a", 2]), ("like", 7), ("header", 7), ("alike", [1])],
+)
+def test_a_stored_position_with_a_value_of_another_type_is_refused(name: str, value: Any) -> None:
+    stored = FilePosition("a.log", 1, (0, 0), 0, 0).to_state()
+    with pytest.raises(StorageError):
+        FilePosition.from_state(stored | {name: value})
