@@ -6,3 +6,4 @@ on the loop, one event at a time.
 
 from edge.agent.agent import RETIRED, Agent
 from edge.agent.assembly import begin_anew, open_agent
+from edge.agent.health import AgentHealth

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import ssl
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,10 +16,9 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
-from starlette.routing import Mount
+from starlette.routing import Mount, Route
 from starlette.types import Scope
 
-from edge.agent.health import AgentHealth
 from edge.agent.source_reading import SourceReading
 from edge.backfill_runner import BackfillRunner
 from edge.config import EdgeConfig, HttpTlsConfig
@@ -70,6 +69,7 @@ class Agent:
         skipped: numbers of valid values that are not records, by (stream, reason).
         refused: numbers of refused requests and closed connections of clients that push, by reason.
         lookups: the lookups of each stream that has lookups.
+        pages: the endpoints for the operator (`AgentHealth`).
         configuration_failure: returns why the newest content of the configuration file is not in use; empty: it is in
             use.
         tasks: the loops of the agent.
@@ -88,6 +88,7 @@ class Agent:
     now_ms: Callable[[], int]
     daily_quota: DailyQuota | None = None
     lookups: dict[str, StreamLookups] = field(default_factory=dict)
+    pages: Sequence[Route] = ()
     configuration_failure: Callable[[], str] = str
     skipped: dict[tuple[str, str], int] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
@@ -113,10 +114,10 @@ class Agent:
                 `begin_anew`.
         """
         http = self.config.http
-        health, endpoint = self.health().routes(), self.endpoint()
+        health, endpoint = self.pages, self.endpoint()
         pages = Middleware(CORSMiddleware, http.origins, ["POST"], ["*"], expose_headers=["Retry-After"])
         pushed = [Mount("", routes=endpoint.routes, middleware=[pages] if http.origins else [])]
-        push = ([] if http.metrics else health) + pushed
+        push = [*([] if http.metrics else health), *pushed]
         guard = Middleware(LocalHosts, hosts=http.hosts, key="http.hosts", refuse=self._misdirected)
         apps = [(http.listen, "http.listen", Starlette(False, push, [] if http.authenticates else [guard]), http.tls)]
         if http.metrics is not None:
@@ -287,10 +288,6 @@ class Agent:
             rejected = left_out.rejected_records
             self.durable.ingest_payload(Ingested(stream, chunk.source, left_out.batch, arrival_ms, rejected=rejected))
             self.outbox.changed.set()
-
-    def health(self) -> AgentHealth:
-        """Returns the operator's view of this agent."""
-        return AgentHealth(self)
 
     def missing(self) -> list[str]:
         """Returns the reasons why this edge is not ready: its own, and the sources that cannot be read."""

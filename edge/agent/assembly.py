@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from edge.agent.agent import Agent
+from edge.agent.health import AgentHealth
 from edge.agent.source_reading import SourceReading, sources_opened
 from edge.backfill_runner import BackfillRunner
 from edge.config import EdgeConfig, StreamConfig
@@ -133,9 +134,11 @@ def open_agent(config: EdgeConfig) -> Agent:
         states.add(source)
     retired, limits = uplink.retired, config.limits
     reading = SourceReading(sources, durable, commit, outbox, pace, backfills, meter, states, retired, limits, now_ms)
-    return Agent(
+    agent = Agent(
         config, durable, commit, outbox, uplink, meter, costs, backfills, states, reading, now_ms, quota, lookups
     )
+    agent.pages = AgentHealth(agent).routes()
+    return agent
 
 
 def begin_anew(agent: Agent) -> None:

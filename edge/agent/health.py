@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request
@@ -11,12 +10,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from edge import metrics
+from edge.agent.agent import Agent
 from edge.process import now_ms as wall_clock
 from edge.source_status import SourceStatus
 from edgewater.runtime.health import health_routes
-
-if TYPE_CHECKING:
-    from edge.agent.agent import Agent
 
 
 class AgentHealth:

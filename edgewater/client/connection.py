@@ -1,40 +1,26 @@
-"""How a client reaches a center: address, token, TLS, time limits; and the state of a live stream."""
+"""How a client reaches a center: address, token, TLS, and time limits."""
 
 from __future__ import annotations
 
-import json
 import os
 import ssl
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
-from httpx_sse import EventSource, ServerSentEvent
-from tenacity import wait_random_exponential
+from httpx_sse import EventSource
 
-from edgewater.base.errors import EdgewaterError, InvalidConfig, NotFound, ProtocolError
-from edgewater.client.answers import Answer, Gap, Progress, from_json
-from edgewater.client.requests import RequestRefused, Unreachable, checked, segment
+from edgewater.base.errors import EdgewaterError, InvalidConfig, ProtocolError
+from edgewater.client.requests import Unreachable, checked
 from edgewater.runtime.http_exchange import failure
 from edgewater.runtime.secret_files import read_secret_file
-
-if TYPE_CHECKING:
-    from edgewater.client.center import Query
 
 DEFAULT_URL = "http://127.0.0.1:7480"
 MAX_REPLY_BYTES = 1 << 30
 """A larger reply is an error. A server that is no center may send bytes without an end."""
-SILENCE_S = 30.0  # limit: how late a dead stream is noticed
-"""A live stream without any event for this time, in seconds, is broken, because `progress` arrives every few
-seconds.
-"""
-RECONNECT = wait_random_exponential(multiplier=1, max=30)
-"""The pauses between attempts to connect a live stream again (tenacity)."""
-AGAIN = frozenset({429, 503})
-"""Statuses after which a live stream tries again."""
 
 
 def _with_scheme(address: str, where: str, token: str | None) -> str:
@@ -198,88 +184,3 @@ def event_source(response: httpx.Response) -> EventSource:
             f"{response.request.url.copy_with(query=None)}: the reply is {media or 'nothing'}, no stream of events"
         )
     return EventSource(response)
-
-
-def _summary(is_asked: bool) -> tuple[tuple[str, str], ...]:
-    return (("summary", "true"),) if is_asked else ()
-
-
-@dataclass(slots=True)
-class LiveState:
-    """The state of a live stream between two connections.
-
-    Attributes:
-        queries: the `Query` of each name in the stream.
-        last_id: id of the last answer.
-        failures: number of attempts to connect since the last event.
-    """
-
-    path: str
-    params: tuple[tuple[str, str], ...]
-    queries: Mapping[str, Query]
-    last_id: str | None = None
-    failures: int = 0
-
-    @classmethod
-    def of(cls, query: Query, params: tuple[tuple[str, str], ...], after: int | None, summary: bool) -> LiveState:
-        """Returns the state of a stream of one query, which begins after the answer `after`."""
-        params, last = (*params, *_summary(summary)), None if after is None else str(after)
-        return cls(f"/v1/queries/{segment(query.name)}/live", params, {query.name: query}, last)
-
-    @classmethod
-    def of_several(cls, queries: Sequence[Query], after: int | None, summary: bool) -> LiveState:
-        """Returns the state of a stream of several queries over one connection."""
-        if not queries:
-            raise NotFound("no query is registered that the token may read")
-        named = (*(("query", query.name) for query in queries), *_summary(summary))
-        return cls("/v1/live", named, {query.name: query for query in queries}, None if after is None else str(after))
-
-    def request(self, http: httpx.Client) -> httpx.Request:
-        headers = {"Last-Event-ID": self.last_id} if self.last_id is not None else {}
-        limits = httpx.Timeout(SILENCE_S, connect=10.0)
-        return http.build_request("GET", self.path, params=self.params, headers=headers, timeout=limits)
-
-    def event(self, sse: ServerSentEvent) -> Answer | Progress | Gap | None:
-        """Returns the event; None for a kind of event that this version does not know.
-
-        Raises:
-            NotFound: a query was deleted, or replaced by another query of its name.
-            ProtocolError: the event cannot be read.
-        """
-        self.failures = 0
-        try:
-            data = json.loads(sse.data)
-            match sse.event:
-                case "answer":
-                    query = self.queries[data["query"]]
-                    event = from_json(data, query.spec, query.explain)
-                    self.last_id = sse.id
-                    return event
-                case "progress":
-                    live = {q["query"]: (q.get("first_version", q["version"]), q["version"]) for q in data["queries"]}
-                    for query in self.queries.values():
-                        first, newest = live.get(query.name, (0, -1))
-                        if not first <= query.version <= newest:
-                            raise NotFound(f"query {query.name}: version {query.version} is deleted")
-                    return Progress(data)
-                case "gap":
-                    return Gap(int(data["after"]), int(data["through"]), str(data["reason"]))
-        except (ValueError, KeyError, TypeError) as exc:
-            raise ProtocolError(f"{self.path}: an event {sse.event[:50]!r} that cannot be read: {exc!r}") from None
-        return None
-
-    def pause_s(self, failure: Exception | None) -> float:
-        """Returns the pause, in seconds, before the next attempt. Raises `failure` if another attempt cannot help."""
-        if isinstance(failure, RequestRefused) and failure.status not in AGAIN:
-            raise failure
-        self.failures += 1
-        seconds = RECONNECT(_Attempt(self.failures))  # type: ignore[arg-type]
-        asked = failure.retry_after_s if isinstance(failure, RequestRefused) else None
-        return max(seconds, asked or 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class _Attempt:
-    """The attribute of a retry state that tenacity's `wait_random_exponential` needs."""
-
-    attempt_number: int

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from edge.agent import RETIRED, Agent, open_agent
+from edge.agent import RETIRED, Agent, AgentHealth, open_agent
 from edge.process import now_ms
 from edge.records import Chunk, Rejection
 from edgewater.base.errors import InvalidConfig, StorageError
@@ -90,7 +90,7 @@ async def test_a_file_is_shipped_whole_and_bad_lines_are_counted(center: Center,
     async with running(agent) as task:
         await until(center.ended, "the end of the stream", task)
         assert merged(center.bodies()) == expected(range(500))
-        (status,) = agent.health().source_statuses()
+        (status,) = AgentHealth(agent).source_statuses()
         assert (status.state, status.records, status.rejected) == ("ended", 500, {"malformed": 1})
         async with httpx.AsyncClient(base_url=f"http://{agent.config.http.listen}") as client:
             assert (await client.get("/readyz")).json() == {"ready": True, "missing": []}

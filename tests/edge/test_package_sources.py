@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from pydantic import BaseModel, ConfigDict, SecretStr, model_validator
 
-from edge.agent import Agent, open_agent
+from edge.agent import Agent, AgentHealth, open_agent
 from edge.config import edge_config, parse_config
 from edge.config import sources as source_config
 from edge.preflight import check
@@ -268,10 +268,10 @@ async def test_a_source_is_failing_until_it_reads_or_finds_that_there_is_nothing
         before = BROKER.attempts
         await until(lambda: BROKER.attempts > before, "an attempt that waits", task)
         assert any(NAME in reason for reason in agent.missing())
-        assert agent.health().gauges()["failing_sources"][1] == 1
+        assert AgentHealth(agent).gauges()["failing_sources"][1] == 1
         BROKER.answers.set()
         await until(lambda: not agent.missing(), "the end of the failure", task)
-        assert agent.health().gauges()["failing_sources"][1] == 0
+        assert AgentHealth(agent).gauges()["failing_sources"][1] == 0
     lines = [message for message in caplog.messages if NAME in message]
     assert len(lines) == 2, "one line for each change"
 

@@ -22,7 +22,7 @@ import yaml
 from cramjam import snappy
 from starlette.applications import Starlette
 
-from edge.agent import Agent, open_agent
+from edge.agent import Agent, AgentHealth, open_agent
 from edge.config import parse_config
 from edge.core.events import Configured
 from edge.process import now_ms
@@ -134,7 +134,7 @@ class Edge:
 
     def reasons(self) -> dict[str, int]:
         counts = Counter[str]()
-        for status in self.agent.health().source_statuses():
+        for status in AgentHealth(self.agent).source_statuses():
             counts.update(status.rejected)
         return dict(counts)
 
@@ -172,7 +172,7 @@ def test_a_total_after_a_stale_marker_of_the_same_request_goes_on_on_a_guess(edg
     counter = named("requests_total")
     assert edge.send((counter, [(100, 0), (STALE, 1), (100, 2), (STALE, 3), (104, 4), (105, 5)])).status_code == 204
     assert edge.values() == [0.0, 4.0, 1.0]
-    (status,) = edge.agent.health().source_statuses()
+    (status,) = AgentHealth(edge.agent).source_statuses()
     assert status.guessed == {"first-total": 1, "overlapping-total": 2}
 
 

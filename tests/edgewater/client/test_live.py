@@ -47,7 +47,7 @@ def test_a_live_stream_gives_the_latest_answer_then_progress_then_what_is_given(
 @pytest.mark.slow
 def test_it_resumes_after_the_last_answer_when_the_center_has_restarted(two_hours, monkeypatch):
     desk, query = two_hours
-    monkeypatch.setattr("edgewater.client.connection.RECONNECT", lambda state: 0.02)
+    monkeypatch.setattr("edgewater.client.center.RECONNECT", lambda state: 0.02)
     address = free_address()
     served = desk.served(address=address)
     url = served.__enter__()
@@ -74,7 +74,7 @@ def test_a_client_with_the_answers_of_another_store_gets_a_gap(desk, two_hours):
 
 
 def test_a_stream_ends_when_its_query_is_deleted(desk, two_hours, monkeypatch):
-    monkeypatch.setattr("edgewater.client.connection.RECONNECT", lambda state: 0.02)
+    monkeypatch.setattr("edgewater.client.center.RECONNECT", lambda state: 0.02)
     kinds: list[type] = []
     with desk.served(progress="100ms") as url, Center(url) as center:
         query = center.query("flights")
@@ -88,7 +88,7 @@ def test_a_stream_ends_when_its_query_is_deleted(desk, two_hours, monkeypatch):
 
 @pytest.mark.slow
 def test_several_queries_share_a_connection_until_one_of_them_is_deleted(desk, two_hours, monkeypatch):
-    monkeypatch.setattr("edgewater.client.connection.RECONNECT", lambda state: 0.02)
+    monkeypatch.setattr("edgewater.client.center.RECONNECT", lambda state: 0.02)
     other = desk.register(name="other", measures={"flights": "count()"}, edges=["jfk"])
     desk.report(other, "jfk", T0, {"UA": 2})
     with desk.served(progress="100ms") as url, Center(url) as center:
