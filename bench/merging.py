@@ -62,7 +62,7 @@ def cell(name: str, groups: int, count: int, repeats: int) -> dict[str, Any]:
     partials = [partial(MEASURES[name], groups, seed) for seed in range(count)]
     ways: dict[str, Callable[[list[bytes]], bytes]] = {
         "stacked": GroupedAggregate.merge_bytes,
-        "one_by_one": GroupedAggregate._merge_one_by_one,
+        "one_by_one": GroupedAggregate.merge_one_by_one,
     }
     took, merged = dict.fromkeys(ways, float("inf")), set()
     for _ in range(repeats):  # alternating, so that conditions are equal

@@ -37,6 +37,7 @@ from tests.center.gateway_world import RawEdge, frame, spec
 from tests.center.gateway_world import center as running_center
 from tests.edge.center_world import Center as EdgeCenter
 from tests.edge.center_world import config as edge_config
+from tests.insides import reading
 
 
 class Bug(Exception):
@@ -48,7 +49,7 @@ def broken(*_: Any, **__: Any) -> Any:
 
 
 def states(tasks: Tasks, name: str, missing: list[str]) -> None:
-    assert tasks.failures.labels(name)._value.get() == 1
+    assert reading(tasks.failures.labels(name)) == 1
     assert any(name in reason and "Bug" in reason and "token" not in reason for reason in missing)
 
 

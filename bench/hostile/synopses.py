@@ -164,9 +164,7 @@ class Partials:
             merged = GroupedAggregate.merge_bytes(partials)
         except IncompatibleSynopses:
             return
-        assert merged == GroupedAggregate._merge_one_by_one(partials), (
-            "read as one stack, partials merge to other bytes"
-        )
+        assert merged == GroupedAggregate.merge_one_by_one(partials), "read as one stack, partials merge to other bytes"
         try:
             again = GroupedAggregate.from_bytes(merged)
         except SynopsisError as exc:

@@ -78,8 +78,8 @@ def built(curve: Curve, size: int, values: np.ndarray, trial: int, form: str) ->
     made = []
     for number, part in enumerate(parts):
         made.append(curve.make(size, trial))
-        if hasattr(made[-1]._stack, "source"):
-            made[-1]._stack.source = trial * 64 + number
+        if hasattr(made[-1].stack, "source"):
+            made[-1].stack.source = trial * 64 + number
         made[-1].update(part)
     return made[0].merge_many(made[1:]), np.concatenate(parts)
 

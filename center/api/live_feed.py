@@ -327,11 +327,11 @@ class LiveStream:
 
     async def _first(self) -> bytes:
         if self.after is not None:
-            return _encoded(await run_sync(self._begin, limiter=self.feed.readers))
+            return _encoded(await run_sync(self.begin, limiter=self.feed.readers))
 
         def read() -> tuple[bytes, LiveStream]:
             like = self._like()
-            return _encoded(like._begin()), like
+            return _encoded(like.begin()), like
 
         return await self._shared(("first", self._asked, self._moment()), read)
 
@@ -372,11 +372,11 @@ class LiveStream:
         """
         newest = self.feed.changes.newest
         if self._full_pages:
-            return _encoded(await run_sync(self._newer, newest, limiter=self._lane))
+            return _encoded(await run_sync(self.newer, newest, limiter=self._lane))
 
         def read() -> tuple[bytes, LiveStream]:
             like = self._like(self)
-            return _encoded(like._newer(newest)), like
+            return _encoded(like.newer(newest)), like
 
         has = tuple(self._client_has.items())
         return await self._shared(("next", self._asked, self._sent, has, self.feed.changes.newest_of(self._ref)), read)
@@ -403,7 +403,8 @@ class LiveStream:
         """Returns whether a query is one of the stream's, and its reader may read it."""
         return (not self.names or name in self.names) and self.reader.may("reader", name)
 
-    def _begin(self) -> list[Event]:
+    def begin(self) -> list[Event]:
+        """Returns the first events: the latest answers of a new client, or a gap."""
         newest = self.feed.results.last_answer_id()
         if self.after is not None and self.after <= newest:
             self._sent = self.after
@@ -415,7 +416,7 @@ class LiveStream:
             *self._latest(newest),
         ]
 
-    def _newer(self, newest: int) -> list[Event]:
+    def newer(self, newest: int) -> list[Event]:
         """Returns the next page of newer answers: the newest revision of each window in it.
 
         Args:

@@ -134,18 +134,25 @@ def explain(
         return result(state, _joined(blocking), "; ".join(remedies), min(since, default=None))
     if unmerged and not answered:
         return result("merging", f"{unmerged} frames wait for the job")
+    return result(*_unblocked(query, waits, answered))
+
+
+def _unblocked(
+    query: RegisteredQuery, waits: Sequence[EdgeWait], answered: bool
+) -> tuple[WaitState, str, str, int | None]:
+    """Returns state, reason, remedy and time of a query that no edge holds back."""
     ended, lacks = all(w.cause == "ended" for w in waits), dict.fromkeys(x for w in waits for x in w.lacks)
     if answered:
-        return result("answered", "every expected edge has ended the stream" if ended else "")
+        return "answered", "every expected edge has ended the stream" if ended else "", "", None
     if ended:
         reason = (
             "the stream has ended at every expected edge, and no record that was read since the query was registered"
         )
         remedy = "; ".join([*lacks, REMEDIES["no_records"]])
-        return result("no_records", f"{reason} counts in it: {_joined(waits)}", remedy, query.registered_at_ms)
+        return "no_records", f"{reason} counts in it: {_joined(waits)}", remedy, query.registered_at_ms
     begins = "" if query.windows.from_ms == MIN_TIME_MS else f"its windows begin at {rfc3339(query.windows.from_ms)}; "
     reason = f"{begins}no window has been closed by every expected edge: {_joined(waits)}"
-    return result("waiting", reason, "; ".join(lacks))
+    return "waiting", reason, "; ".join(lacks), None
 
 
 def _remedies(wait: EdgeWait) -> Iterator[str]:

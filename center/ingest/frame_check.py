@@ -111,6 +111,9 @@ class FrameCheck:
 
     Args:
         columns: the columns of the query's stream. If the query does not fit them, partials may have any types.
+
+    Attributes:
+        schedule: when edges report their arrivals; None: the query has no accuracy.
     """
 
     def __init__(self, spec: QuerySpec, columns: Mapping[str, pa.DataType] | None = None) -> None:
@@ -124,7 +127,7 @@ class FrameCheck:
         self._types = {m.measure.name: m.argument.type for m in bound if m.argument is not None}
         self._withholds = spec.may_withhold
         self._kinds = {m.name: m.function.name for m in spec.measures}
-        self._schedule = report_schedule(spec.window, spec.accuracy, spec.lateness_ms)
+        self.schedule = report_schedule(spec.window, spec.accuracy, spec.lateness_ms)
         self._grouped = spec.accuracy is not None and spec.accuracy.scope is not None
 
     def check(self, frame: Frame, latest_ms: int, too_open: TooOpen | None = None) -> CheckedFrame:
@@ -289,7 +292,7 @@ class FrameCheck:
         slices = set[int]()
         if not body.HasField("arrivals"):
             return "", slices
-        arrivals, schedule = body.arrivals, self._schedule
+        arrivals, schedule = body.arrivals, self.schedule
         if schedule is None:
             return "the query is not answered early; expected none", slices
         if not (arrivals.through_ms <= latest_ms or arrivals.through_ms == MAX_TIME_MS):

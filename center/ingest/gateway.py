@@ -118,6 +118,7 @@ class Gateway:
 
     Attributes:
         tasks: the gateway's tasks. The process sets how it ends if one of them fails.
+        sessions: the edges that are connected.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class Gateway:
         self._section, self._bounds, self._wakes = config.gateway, bounds, wakes
         self._now_ms = now_ms
         self._credentials = CredentialFiles(config.tokens, config.tokens_file, config.tls)
-        self._sessions: dict[EdgeId, GatewaySession] = {}
+        self.sessions: dict[EdgeId, GatewaySession] = {}
         self._server: Any = None
         self._committing: asyncio.Task[None] | None = None
         self._opening: set[EdgeId] = set()
@@ -224,7 +225,7 @@ class Gateway:
 
         If the disk fails, it does not wait for the frames: they were never acknowledged, so edges send them again.
         """
-        for session in list(self._sessions.values()):
+        for session in list(self.sessions.values()):
             session.finish()
         if self._server is not None:
             await self._server.stop(STOP_GRACE_S)
@@ -306,8 +307,8 @@ class Gateway:
         finally:
             self.metrics.sessions.dec()
             self._decompression.release(session.window_log)
-            if self._sessions.get(session.edge) is session:
-                del self._sessions[session.edge]
+            if self.sessions.get(session.edge) is session:
+                del self.sessions[session.edge]
                 self._links.division.end(session.edge)
                 self._status.session_ended(session.edge, session.name, self._now_ms())
 
@@ -332,10 +333,10 @@ class Gateway:
     @contextlib.contextmanager
     def _admitted(self, edge: EdgeId) -> Iterator[None]:
         """Reserves a session for an edge while it is being opened. A connected edge replaces its own session."""
-        if edge in self._sessions or edge in self._opening:
+        if edge in self.sessions or edge in self._opening:
             yield
             return
-        count = len(self._sessions) + len(self._opening)
+        count = len(self.sessions) + len(self._opening)
         if count >= self._bounds.max_sessions:
             self.metrics.limited.labels("sessions").inc()
             raise StorageError(f"{count} edges are connected, which is this gateway's limit")
@@ -394,13 +395,13 @@ class Gateway:
 
     def _heartbeat_ms(self) -> int:
         """The interval of heartbeats that this gateway asks its edges for."""
-        by_load_ms = len(self._sessions) * 1000 // HEARTBEATS_PER_S
+        by_load_ms = len(self.sessions) * 1000 // HEARTBEATS_PER_S
         return min(max(self._section.heartbeat_ms, by_load_ms), SLOWEST_HEARTBEAT_MS)
 
     def _replace(self, session: GatewaySession) -> None:
         """Replaces an older session of the edge, which a broken link has left behind."""
-        older = self._sessions.get(session.edge)
-        self._sessions[session.edge] = session
+        older = self.sessions.get(session.edge)
+        self.sessions[session.edge] = session
         if older is None:
             return
         reason = "a newer session has replaced this session"
@@ -476,7 +477,7 @@ class Gateway:
                 message = "a revocation list in tls.crl is older than its next update; it stays in use"
                 self._status.alarm("revocations-overdue", message, EdgeId(""), now_ms)
             if changed or now_ms >= end_ms or loaded.revocations is not None:
-                for session in list(self._sessions.values()):
+                for session in list(self.sessions.values()):
                     self._require_still_valid(session, now_ms, ca_changed=loaded.authorities != authorities)
                 end_ms = loaded.edges.next_end_ms(now_ms)
 
@@ -501,7 +502,7 @@ class Gateway:
                 self._plan, self._unsent = plan, True
                 self._group_commit.plan = self._validator.plan = plan
             if await self._budget_sync.sync(self._plan) or self._unsent:
-                for number, session in enumerate(list(self._sessions.values())):
+                for number, session in enumerate(list(self.sessions.values())):
                     # The plan may be older than the Hello of a session that is being opened.
                     if session.opened:
                         self._assign(session)
@@ -556,11 +557,11 @@ class Gateway:
             return {""}
 
     def _share_link(self, edge: EdgeId, bytes_s: float) -> None:
-        if (session := self._sessions.get(edge)) is not None:
+        if (session := self.sessions.get(edge)) is not None:
             session.outgoing.put(pb.ToEdge(link_share=pb.LinkShare(bytes_s=round(bytes_s))))
 
     def _on_stall(self) -> None:
-        for session in self._sessions.values():
+        for session in self.sessions.values():
             session.outgoing.put(self._throttle())
 
     def _throttle(self) -> pb.ToEdge:

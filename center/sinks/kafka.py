@@ -226,7 +226,7 @@ class KafkaSink:
             names["data_of"]: answer.data_of,
         }
         types |= dict.fromkeys((names["version"], names["data_of"]), "int64")
-        for row in _rows(answer.rows, answer.group_columns):
+        for row in kafka_rows(answer.rows, answer.group_columns):
             key = _key({**window, "group": {name: row[name] for name in answer.group_columns}})
             yield key, self._value({**own, **row}, types)
         statement: Document = {
@@ -254,7 +254,7 @@ def _key(parts: Document) -> str:
     return json.dumps(parts, sort_keys=True, separators=(",", ":"))
 
 
-def _rows(rows: pa.Table, keys: Sequence[str]) -> Iterator[dict[str, Json]]:
+def kafka_rows(rows: pa.Table, keys: Sequence[str]) -> Iterator[dict[str, Json]]:
     columns: dict[str, list[Json]] = {}
     for name in rows.column_names:
         column = rows.column(name)

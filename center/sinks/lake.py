@@ -121,7 +121,7 @@ class LakeSink:
                 windows.append(WINDOWS.empty_table(), 0)
             # By the ids of their data, because a correction may bring the data of an answer that the page skips.
             new = [replace(a, answer_id=a.data_id or a.answer_id) for a in group if a.rows.num_rows and not a.repeats]
-            _append(rows, sorted(new, key=lambda a: a.answer_id), partial(_rows, schema=schema))
+            _append(rows, sorted(new, key=lambda a: a.answer_id), partial(lake_rows, schema=schema))
             _append(windows, group, _windows)
 
     def close(self) -> None:
@@ -177,7 +177,7 @@ def _named(schema: pa.Schema) -> pa.Schema:
     return pa.schema([f.with_name(name) for f, name in zip(schema, renamed, strict=True)])
 
 
-def _rows(answers: Sequence[SinkAnswer], schema: pa.Schema) -> pa.Table:
+def lake_rows(answers: Sequence[SinkAnswer], schema: pa.Schema) -> pa.Table:
     target = _typed(schema)
     tables = []
     for answer in answers:

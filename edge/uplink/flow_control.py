@@ -127,7 +127,7 @@ class LinkFlow:
 
     def __init__(self, now_ms: Callable[[], int], limit_bytes_s: float = math.inf) -> None:
         self._now_ms, self._limit_bytes_s, self._share_bytes_s = now_ms, limit_bytes_s, math.inf
-        self._model = LinkModel()
+        self.model = LinkModel()
         self._to_center, self._from_center, self._round = RecentLeast(), RecentLeast(), RecentLeast()
         self._in_flight: deque[_InFlight] = deque()
         self._credit_bytes = 0
@@ -142,7 +142,7 @@ class LinkFlow:
     def begin_session(self, credit_bytes: int) -> None:
         """Resets the bytes in flight for a new session; keeps what is known of the link."""
         self._in_flight.clear()
-        self._model.begin_session()
+        self.model.begin_session()
         self._share_bytes_s = math.inf  # the center states it again
         self.in_flight_bytes = 0
         self._credit_bytes = credit_bytes
@@ -161,7 +161,7 @@ class LinkFlow:
         before the first frames."""
         if self._arrived_bytes < UNSEEN_BYTES:
             return 0.0, 0.0
-        return self._model.rate_bytes_s(LOW), self._model.rate_bytes_s(HIGH)
+        return self.model.rate_bytes_s(LOW), self.model.rate_bytes_s(HIGH)
 
     def set_credit(self, credit_bytes: int) -> None:
         """Sets the center's limit of bytes in flight."""
@@ -175,25 +175,25 @@ class LinkFlow:
     @property
     def most_bytes_s(self) -> float:
         """The rate that the link does not exceed with 90 %."""
-        return self._model.rate_bytes_s(HIGH)
+        return self.model.rate_bytes_s(HIGH)
 
     @property
     def stated_bytes_s(self) -> float:
         """The rate of the link; 0: it is not known."""
-        rate = self._model.rate_bytes_s(MID)
-        enough = STATED_WINDOWS * (self._model.depth_bytes(MID) + STATED_S * rate)
+        rate = self.model.rate_bytes_s(MID)
+        enough = STATED_WINDOWS * (self.model.depth_bytes(MID) + STATED_S * rate)
         return rate if self._agreed_bytes > enough and rate < MOST_STATED_BYTES_S else 0.0
 
     def forecast(self, now_s: float) -> LinkForecast:
         """Forecasts the link for frames that are sent from now on."""
-        soon = self._model.bytes_within(now_s, HORIZON_S, LOW, self._round_trip_s)
-        low = min(self._model.rate_bytes_s(LOW), self._cap_bytes_s)
+        soon = self.model.bytes_within(now_s, HORIZON_S, LOW, self._round_trip_s)
+        low = min(self.model.rate_bytes_s(LOW), self._cap_bytes_s)
         lead_s = HORIZON_S - min(soon, self._cap_bytes_s * HORIZON_S) / low + self._guard_s
-        mid = self._model.rate_bytes_s(MID) if self._arrived_bytes >= UNSEEN_BYTES else UNSEEN_BYTES_S
+        mid = self.model.rate_bytes_s(MID) if self._arrived_bytes >= UNSEEN_BYTES else UNSEEN_BYTES_S
         mid = min(mid, self._cap_bytes_s)
         delay_s = self.rtt_ms / 2000.0
         path_s = self._one_way_s + now_s - self._now_ms() / 1000.0 if self._to_center.value is not None else delay_s
-        queue_s = self._model.queue_s(now_s, MID)
+        queue_s = self.model.queue_s(now_s, MID)
         return LinkForecast(
             low, round(1000.0 * (lead_s + path_s)), mid, self.stated_bytes_s, 1000.0 * (delay_s + queue_s), self.rtt_ms
         )
@@ -213,7 +213,7 @@ class LinkFlow:
         shown, burst = self._passed_at_once_bytes, self._burst_bytes
         usual, shown = usual + GROWTH * max(shown, burst), shown - burst
         busy_s = QUEUE_S + self._round_trip_s + self._held_s
-        most = max(usual, shown, busy_s * self._model.rate_bytes_s(LOW))
+        most = max(usual, shown, busy_s * self.model.rate_bytes_s(LOW))
         return min(most, max(LEAST_IN_FLIGHT_BYTES, busy_s * self._share_bytes_s), self._credit_bytes)
 
     def room_bytes(self, max_frame_bytes: int, now_s: float) -> int:
@@ -224,7 +224,7 @@ class LinkFlow:
         limit = self._limit_bytes()
         if self._is_overdue(now_s):
             return 0
-        room = self._model.bytes_within(now_s, QUEUE_S, LOW, self._round_trip_s)
+        room = self.model.bytes_within(now_s, QUEUE_S, LOW, self._round_trip_s)
         room = min(room, limit - self.in_flight_bytes, QUEUE_S * self._share_bytes_s)
         if self._in_flight and room < self._least_frame_bytes:
             return 0
@@ -234,7 +234,7 @@ class LinkFlow:
     @property
     def _least_frame_bytes(self) -> float:
         """The least size of a frame that follows others. Smaller frames are more messages for the same bytes."""
-        return min(max(SMALL_FRAME_BYTES, FRAME_S * self._model.rate_bytes_s(LOW)), MOST_LEAST_FRAME_BYTES)
+        return min(max(SMALL_FRAME_BYTES, FRAME_S * self.model.rate_bytes_s(LOW)), MOST_LEAST_FRAME_BYTES)
 
     def _is_overdue(self, now_s: float) -> bool:
         due_s = LATE_S + self._round_trip_s + self._guard_s + self._held_s
@@ -245,8 +245,8 @@ class LinkFlow:
         least = self._least_frame_bytes
         if self._is_overdue(now_s) or self._limit_bytes() < self.in_flight_bytes + least:
             return None
-        missing = least - self._model.bytes_within(now_s, QUEUE_S, LOW)
-        return min(max(missing / self._model.rate_bytes_s(LOW), LEAST_RETRY_S), QUEUE_S)
+        missing = least - self.model.bytes_within(now_s, QUEUE_S, LOW)
+        return min(max(missing / self.model.rate_bytes_s(LOW), LEAST_RETRY_S), QUEUE_S)
 
     def on_sent(self, seq: int | None, size: int, now_s: float) -> float:
         """Records that a message of `size` bytes was sent; returns by when it arrives with 90 %, by the center's clock.
@@ -256,8 +256,8 @@ class LinkFlow:
         """
         is_behind = bool(self._in_flight) and now_s < self._in_flight[-1].leaves_s
         wire_bytes = link_bytes(size, is_behind=is_behind)
-        self._model.sent(seq, wire_bytes, now_s)
-        leaves_s = now_s + self._model.queue_s(now_s, HIGH)
+        self.model.sent(seq, wire_bytes, now_s)
+        leaves_s = now_s + self.model.queue_s(now_s, HIGH)
         if seq is not None:
             if not self._in_flight and now_s - self._rested_s > IDLE_S:
                 self._burst_bytes = 0.0
@@ -268,7 +268,7 @@ class LinkFlow:
 
     def on_received(self, now_s: float) -> None:
         """Records a message from the center, which TCP acknowledges."""
-        self._model.sent(None, PACKET_HEADER_BYTES, now_s)
+        self.model.sent(None, PACKET_HEADER_BYTES, now_s)
 
     def on_acknowledged(self, through: int, now_s: float, held_s: float = 0.0, received_at_s: float = 0.0) -> None:
         """Records that all frames up to `through` were acknowledged.
@@ -298,8 +298,8 @@ class LinkFlow:
         self._passed_at_once_bytes = 0.0 if is_late else max(self._passed_at_once_bytes, self._burst_bytes)
         if is_late:
             self._burst_bytes = 0.0
-        self._model.arrived(through, left_s)
-        agrees = self._model.rate_bytes_s(HIGH) <= STATED_RATIO * self._model.rate_bytes_s(LOW)
+        self.model.arrived(through, left_s)
+        agrees = self.model.rate_bytes_s(HIGH) <= STATED_RATIO * self.model.rate_bytes_s(LOW)
         self._agreed_bytes = self._agreed_bytes + arrived if agrees else 0.0
 
     def on_echo(self, sent_at_s: float, now_s: float, received_at_s: float, held_s: float) -> None:

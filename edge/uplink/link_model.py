@@ -24,10 +24,11 @@ import numpy as np
 
 from edgewater.synopses import FloatArray
 
-RATES_BYTES_S = np.concatenate((
-    np.geomspace(470.0, 1e5, 201, endpoint=False), np.geomspace(1e5, 1e6, 58, endpoint=False),
+RATES_BYTES_S = np.r_[
+    np.geomspace(470.0, 1e5, 201, endpoint=False),
+    np.geomspace(1e5, 1e6, 58, endpoint=False),
     np.geomspace(1e6, 16e6, 36),
-))  # fmt: skip
+]
 """2.7 % apart where a wrong neighbour costs a deadline, and up to 8 % apart on wide links."""
 DEPTHS_BYTES = np.concatenate(([0.0], np.geomspace(1500.0, 500e3, 12)))
 TOLERANCE_S, TOLERANCE_SHARE = 0.012, 0.08

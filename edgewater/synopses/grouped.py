@@ -60,13 +60,13 @@ class GroupedAggregate:
 
     def __init__(self, keys: Mapping[str, pa.DataType], measures: Mapping[str, Stack]) -> None:
         self._key_names = tuple(keys)
-        self._table = KeyTable(tuple(keys.values()))
+        self.table = KeyTable(tuple(keys.values()))
         self._measures = dict(measures)
         self.records = 0
 
     def __len__(self) -> int:
         """The number of groups."""
-        return len(self._table)
+        return len(self.table)
 
     @property
     def key_names(self) -> tuple[str, ...]:
@@ -89,12 +89,12 @@ class GroupedAggregate:
 
     @property
     def nbytes(self) -> int:
-        return self._table.nbytes + sum(m.nbytes for m in self._measures.values())
+        return self.table.nbytes + sum(m.nbytes for m in self._measures.values())
 
     @property
     def parameters(self) -> dict[str, Any]:
         """The parameters that must be equal for a merge, without the parameters of the measures."""
-        keys = [[n, type_name(t)] for n, t in zip(self._key_names, self._table.types, strict=True)]
+        keys = [[n, type_name(t)] for n, t in zip(self._key_names, self.table.types, strict=True)]
         return {"keys": keys, "measures": list(self._measures)}
 
     def encode(self, keys: Sequence[pa.Array], rows: int) -> IntArray:
@@ -104,9 +104,9 @@ class GroupedAggregate:
 
     def look_up(self, keys: EncodedKeys) -> IntArray:
         """Returns the group code (int64) of each distinct key; new keys become new groups."""
-        codes = self._table.look_up(keys)
+        codes = self.table.look_up(keys)
         for stack in self._measures.values():
-            stack.grow(len(self._table))
+            stack.grow(len(self.table))
         return codes
 
     def update(
@@ -229,18 +229,18 @@ class GroupedAggregate:
 
     def rows(self, groups: IntArray | None = None) -> list[pa.Array]:
         """Returns the key columns of these groups; None: of all groups."""
-        return self._table.rows(groups)
+        return self.table.rows(groups)
 
     def take(self, groups: IntArray) -> Self:
         """Returns a copy of these groups, in this order, in the form that is shipped.
 
         The caller sets `records`, which are 0 in the copy, if they are known.
         """
-        keys = dict(zip(self._key_names, self._table.types, strict=True))
+        keys = dict(zip(self._key_names, self.table.types, strict=True))
         result = type(self)(keys, {name: stack.take(groups) for name, stack in self._measures.items()})
-        table = KeyTable.of_distinct(self._table.types, self.rows(groups), len(groups), checked=True)
+        table = KeyTable.of_distinct(self.table.types, self.rows(groups), len(groups), checked=True)
         assert table is not None, "groups are distinct"
-        result._table = table
+        result.table = table
         return result
 
     def replace(self, measure: str, stack: Stack) -> None:
@@ -309,7 +309,7 @@ class GroupedAggregate:
         table = KeyTable.of_distinct(tuple(keys.values()), columns, groups, checked=are_distinct)
         if table is None:
             raise CorruptSynopsis(f"{cls.kind}: two groups have the same key")
-        result._table = table
+        result.table = table
         result.records = message.records
         return result
 
@@ -329,10 +329,10 @@ class GroupedAggregate:
         if len(partials) >= _MIN_STACKED:
             with suppress(Exception):  # reading them one by one reports the error and the partial
                 return cls._stacked_union(partials)._sealed()
-        return cls._merge_one_by_one(partials)
+        return cls.merge_one_by_one(partials)
 
     @classmethod
-    def _merge_one_by_one(cls, partials: Sequence[bytes]) -> bytes:
+    def merge_one_by_one(cls, partials: Sequence[bytes]) -> bytes:
         of = len(partials)
         first = numbered(0, of, cls.from_bytes, partials[0])
         if of == 1:
@@ -450,7 +450,7 @@ class GroupedAggregate:
     def _stacked_keys(self, messages: Sequence[SynopsisMessage], groups: IntArray) -> list[pa.Array]:
         """Returns the key columns of all messages, concatenated."""
         keys = [stacking.keys(arrays, groups) for arrays in zip(*(m.arrays[:-1] for m in messages), strict=True)]
-        require_stackable(all(key.type == of for key, of in zip(keys, self._table.types, strict=True)))
+        require_stackable(all(key.type == of for key, of in zip(keys, self.table.types, strict=True)))
         return keys
 
     def _compact(self) -> None:

@@ -115,7 +115,7 @@ def _as_numbers(stack: Any) -> Rest | None:
     if isinstance(stack, ExtremumStack):
         return Rest(1, _parts_of_number(stack._view("best")[0].item())) if values else NOTHING
     if isinstance(stack, IntegerSumStack):
-        low, carry = stack._wide()
+        low, carry = stack.wide()
         number = (int(carry[0]) << 64) + int(low[0])
         return Rest(values, _parts_of_number(number) if number else ())
     parts = _parts_of_sum(stack._totals)

@@ -35,7 +35,7 @@ class RowStack(ArrayStack):
     def _set_row(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
         self._rows = np.zeros((len(self), *shape), dtype)
 
-    def _table(self) -> npt.NDArray[Any]:
+    def table(self) -> npt.NDArray[Any]:
         """Returns a view of the rows of all groups."""
         return self._rows[: len(self)]
 
@@ -53,7 +53,7 @@ class RowStack(ArrayStack):
             result._rows = self._rows[:1].copy()
             return result
         result = super().take(groups)
-        result._rows = self._table()[groups]
+        result._rows = self.table()[groups]
         return result
 
     def reset(self, groups: IntArray) -> None:
@@ -64,7 +64,7 @@ class RowStack(ArrayStack):
         message = self._header()
         own = (self._view(name) for name in self.arrays)
         message.arrays.extend(codec.encode(array) for array in (np.array([self.level]), *own))
-        message.arrays.extend(pack_rows(self._table().reshape(len(self), math.prod(self._rows.shape[1:]))))
+        message.arrays.extend(pack_rows(self.table().reshape(len(self), math.prod(self._rows.shape[1:]))))
         return message
 
     @classmethod

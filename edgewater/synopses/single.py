@@ -32,6 +32,7 @@ class SingleSynopsis(Generic[S]):
     Subclasses define `stack_type`, and `types` if the stack does not. The other constants are the stack's.
 
     Attributes:
+        stack: the stack of length 1.
         records: number of values that were added or merged, without nulls.
     """
 
@@ -49,7 +50,7 @@ class SingleSynopsis(Generic[S]):
                 setattr(cls, name, getattr(stack, name))
 
     def __init__(self, stack: S) -> None:
-        self._stack = stack
+        self.stack = stack
         self.records = 0
 
     def __repr__(self) -> str:
@@ -57,7 +58,7 @@ class SingleSynopsis(Generic[S]):
 
     @property
     def nbytes(self) -> int:
-        return self._stack.nbytes
+        return self.stack.nbytes
 
     def update(self, values: Any, *, times: Any = None) -> None:
         """Adds a batch. Skips nulls and ignores `times`.
@@ -70,7 +71,7 @@ class SingleSynopsis(Generic[S]):
         """
         columnar = self._columnar(arrow_values(values))
         if len(columnar):
-            self._stack.update(np.zeros(len(columnar), np.int64), columnar)
+            self.stack.update(np.zeros(len(columnar), np.int64), columnar)
             self.records += len(columnar)
 
     def _columnar(self, values: pa.Array) -> Any:
@@ -103,22 +104,22 @@ class SingleSynopsis(Generic[S]):
         Raises:
             IncompatibleSynopses: kinds, parameters or seeds differ; the message names both.
         """
-        result = self._with(self._stack.take(np.zeros(1, np.int64)), self.records)
+        result = self._with(self.stack.take(np.zeros(1, np.int64)), self.records)
         for other in others:
             if type(other) is not type(self):
                 codec.require_equal("synopses", self.kind, getattr(other, "kind", type(other).__name__))
-            result._stack.merge(other._stack, np.zeros(1, np.int64))
+            result.stack.merge(other.stack, np.zeros(1, np.int64))
             result.records += other.records
-        result._stack = compacted(result._stack)  # without the values of `others` that it has buffered
+        result.stack = compacted(result.stack)  # without the values of `others` that it has buffered
         return result
 
     def query(self, question: Question | None = None) -> Estimate:
         """Answers a question; None: the default question of the kind. Raises InvalidRequest for an unsupported one."""
-        return self._stack.query(question)[0]
+        return self.stack.query(question)[0]
 
     def to_bytes(self) -> bytes:
         """Returns the synopsis in the form that is shipped, and leaves it unchanged."""
-        message = compacted(self._stack).to_message()
+        message = compacted(self.stack).to_message()
         message.records = min(self.records, codec.MAX_RECORDS)
         return codec.seal(message)
 
@@ -138,5 +139,5 @@ class SingleSynopsis(Generic[S]):
     @classmethod
     def _with(cls, stack: S, records: int) -> Self:
         result = cls.__new__(cls)
-        result._stack, result.records = stack, records
+        result.stack, result.records = stack, records
         return result

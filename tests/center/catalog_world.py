@@ -13,6 +13,7 @@ from edgewater.base.streams import LIVE, EdgeId
 from edgewater.model.edge_records import StreamRecord
 from edgewater.model.query import QuerySpec
 from edgewater.wire import QueryRef
+from tests.insides import engine_of
 
 FLIGHTS = StreamRecord("flights", {"carrier": pa.string(), "distance": pa.int64()}, LIVE)
 SOMEWHERE = FrameLocation("miles@1/w-1.frames", 0, 10)
@@ -71,7 +72,7 @@ def known_query(catalog: Catalog, name: str = "miles") -> QueryRef:
 
 def acked_through(catalog: Catalog, edge: EdgeId, incarnation: str) -> int | None:
     """The highest seq up to which all frames of an incarnation are durable; None: there is none."""
-    with catalog._engine.connect() as connection:
+    with engine_of(catalog).connect() as connection:
         row = connection.execute(
             select(t.incarnations).where(t.incarnations.c.edge == edge, t.incarnations.c.incarnation == incarnation)
         ).first()

@@ -27,6 +27,7 @@ from edgewater.model.query import QuerySpec
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import CODE_METADATA, Frame, FrameBody, Partial, QueryRef, uplink_pb2_grpc
 from edgewater.wire import uplink_pb2 as pb
+from tests.insides import engine_of
 
 PATIENCE_S = 60
 JFK = EdgeId("jfk")
@@ -171,7 +172,7 @@ async def center(
     finally:
         await gateway.stop()
         # A look at the catalog that was cancelled is still being taken, in its thread.
-        await eventually(lambda: not catalog._engine.pool.checkedout())
+        await eventually(lambda: not engine_of(catalog).pool.checkedout())
         catalog.close()
 
 

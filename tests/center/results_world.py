@@ -19,6 +19,7 @@ from edgewater.model.query import QuerySpec
 from edgewater.model.registered_query import RegisteredQuery, query_key
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import QueryRef, SliceClose
+from tests.insides import engine_of
 
 REF = QueryRef("q", 1)
 KEY = "q@1"
@@ -95,12 +96,12 @@ class Job:
 
     def contents(self) -> dict[str, list[Any]]:
         """All rows of all tables."""
-        with self.store._engine.connect() as connection:
+        with engine_of(self.store).connect() as connection:
             return {
                 table.name: [tuple(row) for row in connection.execute(select(table).order_by(*table.primary_key))]
                 for table in t.metadata.sorted_tables
             }
 
     def count(self, table: Any) -> int:
-        with self.store._engine.connect() as connection:
+        with engine_of(self.store).connect() as connection:
             return int(connection.execute(select(func.count()).select_from(table)).scalar_one())

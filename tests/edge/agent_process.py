@@ -78,7 +78,7 @@ class AgentProcess:
             # Nothing is synced by the way: no center pulls frames, and no checkpoint is due.
             "limits": {"checkpoint": "1h", **limits},
         }
-        self._process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
         # One client: a new one reads the certificates of all authorities, which takes more CPU time than the requests.
         self._http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=TIMEOUT_S)
         if query is None:
@@ -103,7 +103,7 @@ class AgentProcess:
         path.write_text(yaml.safe_dump(self._document))
         command = [sys.executable, "-m", "edgewater", "edge", "run", str(path), *options]
         with (self.directory / "edge.log").open("ab") as log:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=log,
@@ -113,9 +113,9 @@ class AgentProcess:
         self.until(lambda: self.metrics() is not None)
 
     def write(self, data: str) -> None:
-        assert self._process is not None and self._process.stdin is not None
-        self._process.stdin.write(data.encode())
-        self._process.stdin.flush()
+        assert self.process is not None and self.process.stdin is not None
+        self.process.stdin.write(data.encode())
+        self.process.stdin.flush()
 
     def push(self, data: str, key: str | None = None) -> dict[str, Any]:
         """Pushes records; returns the reply."""
@@ -135,31 +135,31 @@ class AgentProcess:
 
     def kill(self) -> None:
         """kill -9."""
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
         with contextlib.suppress(BrokenPipeError):
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-        self._process = None
+            assert self.process.stdin is not None
+            self.process.stdin.close()
+        self.process = None
 
     def close(self) -> None:
-        if self._process is not None:
+        if self.process is not None:
             self.kill()
         self._http.close()
 
     @property
     def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
+        assert self.process is not None
+        return self.process.pid
 
     @property
     def log(self) -> str:
         return (self.directory / "edge.log").read_text()
 
     def metrics(self) -> dict[str, float] | None:
-        assert self._process is not None
-        assert self._process.poll() is None, f"exit {self._process.returncode}: {self.log}"
+        assert self.process is not None
+        assert self.process.poll() is None, f"exit {self.process.returncode}: {self.log}"
         try:
             text = self._http.get("/metrics").text
         except httpx.TransportError:
@@ -190,11 +190,11 @@ class AgentProcess:
             if (now := self.records()) != seen:
                 seen, since = now, time.monotonic()
             time.sleep(0.1)
-        assert self._process is not None and self._process.stdin is not None
-        self._process.terminate()
-        self._process.wait()
-        self._process.stdin.close()
-        self._process = None
+        assert self.process is not None and self.process.stdin is not None
+        self.process.terminate()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process = None
 
     @contextlib.contextmanager
     def state(self) -> Iterator[Agent]:

@@ -84,12 +84,12 @@ def unread(agent: AgentProcess) -> int:
 
 
 def stop(agent: AgentProcess) -> None:
-    process = agent._process
+    process = agent.process
     assert process is not None and process.stdin is not None
     process.terminate()
     process.wait()
     process.stdin.close()
-    agent._process = None
+    agent.process = None
 
 
 def answers(agent: AgentProcess) -> dict[str, list[FrameBody]]:

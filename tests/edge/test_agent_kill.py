@@ -61,7 +61,7 @@ def test_records_of_stdin_are_synced_soon_and_each_restart_states_what_may_be_lo
 def test_a_restart_after_the_end_of_stdin_has_lost_nothing(agent_of: Start) -> None:
     agent = agent_of({"stdin": {}})
     agent.write(lines(0, 10))
-    agent._process.stdin.close()  # type: ignore[union-attr]
+    agent.process.stdin.close()  # type: ignore[union-attr]
     agent.until(lambda: synced(agent, SOURCE_ENDED) == 1)
     agent.kill()
     assert agent.recovered() == (10, [])

@@ -238,7 +238,7 @@ class GatewayProgram:
 
     def serves(self, edge: str) -> bool:
         """Returns whether the gateway has a session with the edge."""
-        return self.process.alive and EdgeId(edge) in self.gateway._sessions
+        return self.process.alive and EdgeId(edge) in self.gateway.sessions
 
     def close(self) -> None:
         self.catalog.close()

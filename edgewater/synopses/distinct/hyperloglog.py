@@ -129,7 +129,7 @@ class HyperLogLogStack(ArrayStack):
                 codes, index, rho = codes[~moved], index[~moved], rho[~moved]
         self._sparse.add(cell_keys(codes, index), rho)
         if self._sparse.needs_consolidation:
-            self._consolidate()
+            self.consolidate()
         return None
 
     def _begin_dense(self, index: IntArray, rho: Registers) -> None:
@@ -161,7 +161,7 @@ class HyperLogLogStack(ArrayStack):
         if len(higher):
             np.maximum.at(flat, at[higher], rho[higher])
 
-    def _consolidate(self) -> tuple[IntArray, Registers]:
+    def consolidate(self) -> tuple[IntArray, Registers]:
         """Consolidates the sparse cells, gives crowded groups a dense row, and returns the sparse cells."""
         if self._sparse.is_consolidated and not self._sparse.holds_any:
             return self._sparse.consolidated()
@@ -194,7 +194,7 @@ class HyperLogLogStack(ArrayStack):
 
     def merge(self, other: Self, codes: IntArray) -> None:
         self._require_equal_parameters(other)
-        keys, rho = other._consolidate()
+        keys, rho = other.consolidate()
         targets = codes[groups_of(keys)]
         rows = self._view("row")[targets]
         dense = rows >= 0
@@ -209,10 +209,10 @@ class HyperLogLogStack(ArrayStack):
             for at, row in zip(mine.tolist(), rows.tolist(), strict=True):  # codes may repeat
                 np.maximum(self._dense[at], other._dense[row], out=self._dense[at])
         if self._sparse.needs_consolidation:
-            self._consolidate()
+            self.consolidate()
 
     def take(self, groups: IntArray) -> Self:
-        self._consolidate()
+        self.consolidate()
         if len(self) == len(groups) == 1:
             result = self._copy_single()
             result._sparse = self._sparse.copy()
@@ -230,14 +230,14 @@ class HyperLogLogStack(ArrayStack):
 
     def beyond(self, known: Self) -> Self:
         """Returns the registers that are higher than those of `known`, which has the same groups."""
-        keys, rho = self._consolidate()
+        keys, rho = self.consolidate()
         dense = np.flatnonzero(self._view("row") >= 0)
         if len(dense):
             rows = self._dense[self._view("row")[dense]]
             at, cells = np.nonzero(rows)
             keys = np.concatenate([keys, cell_keys(dense[at], cells.astype(np.int64))])
             rho = np.concatenate([rho, rows[at, cells]])
-        known_keys, known_rho = known._consolidate()
+        known_keys, known_rho = known.consolidate()
         held = np.zeros(len(keys), np.uint8)
         if len(known_keys):
             place = np.minimum(np.searchsorted(known_keys, keys), len(known_keys) - 1)
@@ -249,12 +249,12 @@ class HyperLogLogStack(ArrayStack):
         result.grow(len(self))
         higher = rho > held
         result._sparse.add(keys[higher], rho[higher])
-        result._consolidate()
+        result.consolidate()
         return result
 
     @property
     def holds_values(self) -> BoolArray:
-        self._consolidate()
+        self.consolidate()
         return np.asarray((self._view("row") >= 0) | (self._sparse.counts(len(self)) > 0))
 
     def reset(self, groups: IntArray) -> None:
@@ -298,7 +298,7 @@ class HyperLogLogStack(ArrayStack):
     def _histograms(self) -> IntArray:
         """Returns the number of registers with each ρ, shape (groups, q + 2)."""
         width = 66 - self.bits
-        keys, rho = self._consolidate()
+        keys, rho = self.consolidate()
         histograms = np.bincount(groups_of(keys) * width + rho, minlength=len(self) * width).reshape(-1, width)
         for group in np.flatnonzero(self._view("row") >= 0):
             histograms[group] = np.bincount(self._dense[self._view("row")[group]], minlength=width)
@@ -306,7 +306,7 @@ class HyperLogLogStack(ArrayStack):
         return histograms
 
     def to_message(self) -> SynopsisMessage:
-        self._consolidate()
+        self.consolidate()
         message = self._header()
         dense = np.flatnonzero(self._view("row") >= 0)
         rows = self._dense[self._view("row")[dense]]

@@ -182,27 +182,27 @@ class IntegerSumStack(SumStack):
 
     def _add(self, codes: IntArray, values: npt.NDArray[Any], counts: IntArray) -> None:
         if FEW * len(codes) > self._length:
-            add_wide(self._wide(), wide_sums(codes, values, self._length))
+            add_wide(self.wide(), wide_sums(codes, values, self._length))
             return
         at, codes = np.unique(codes, return_inverse=True)
-        add_wide(self._wide(), wide_sums(codes, values, len(at)), at)
+        add_wide(self.wide(), wide_sums(codes, values, len(at)), at)
 
-    def _wide(self) -> WideSums:
+    def wide(self) -> WideSums:
         return self._view("sum"), self._view("carry")
 
     def _total(self) -> FloatArray:
-        return wide_as_float(self._wide())
+        return wide_as_float(self.wide())
 
     def cut(self, quantum: float) -> Self:
         return _cut(self, "sum", quantum)
 
     def _sums(self, present: BoolArray) -> Estimates:
-        return Estimates.exact_integers(wide_as_integers(self._wide()), present)
+        return Estimates.exact_integers(wide_as_integers(self.wide()), present)
 
     def merge(self, other: Self, codes: IntArray) -> None:
         np.add.at(self._view("n"), codes, other._view("n"))
-        low, carry = other._wide()
-        add_wide(self._wide(), wide_sums(codes, low, self._length))
+        low, carry = other.wide()
+        add_wide(self.wide(), wide_sums(codes, low, self._length))
         if carry.any():
             np.add.at(self._view("carry"), codes, carry)
 

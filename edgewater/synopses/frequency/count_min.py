@@ -59,7 +59,7 @@ class CountMinStack(CounterStack):
         word = self._hash_item(question.item)
         if word is None:
             return Estimates.exact(np.zeros(len(self)))
-        table = self._table()
+        table = self.table()
         cells = np.stack([table[:, row, int(self._row(word, row)[0][0])] for row in range(self.depth)], axis=1)
         n = self._view("n")
         value = cells.min(axis=1).astype(np.float64)
@@ -75,7 +75,7 @@ class CountMinStack(CounterStack):
 
     def _check_rows(self) -> None:
         # Each value adds to one counter of each row.
-        if (exact_sum(self._table(), 2) != self._view("n")[:, None]).any():
+        if (exact_sum(self.table(), 2) != self._view("n")[:, None]).any():
             raise ValueError("the counters of a row do not add up to the number of values")
 
 

@@ -118,7 +118,7 @@ class CounterStack(RowStack, ItemStack):
     def merge(self, other: Self, codes: IntArray) -> None:
         self._require_mergeable(other)
         self._view("n")[codes] += other._view("n")
-        self._table()[codes] += other._table()
+        self.table()[codes] += other.table()
 
 
 def exact_sum(counters: npt.NDArray[Any], axis: int) -> IntArray:
@@ -142,7 +142,7 @@ def _counted(words: WordArray) -> tuple[WordArray, IntArray]:
 class SingleCounters(SingleSynopsis[Any]):
     """A `Synopsis` over a `CounterStack` of length 1."""
 
-    _stack: CounterStack
+    stack: CounterStack
 
 
 def register_counters(single: type[Any], width: int, depth: int, delta: float) -> None:
@@ -155,7 +155,7 @@ def register_counters(single: type[Any], width: int, depth: int, delta: float) -
     stack: type[CounterStack] = single.stack_type
 
     def size_for(goals: Mapping[str, Any]) -> Mapping[str, Any]:
-        parameters: Mapping[str, Any] = single.for_error(goals["epsilon"], goals["delta"])._stack.parameters
+        parameters: Mapping[str, Any] = single.for_error(goals["epsilon"], goals["delta"]).stack.parameters
         return parameters
 
     register_stack(

@@ -91,7 +91,7 @@ class FastAgmsStack(CounterStack):
 
         The bound holds if the median of rows is at most `deviation` standard deviations too small.
         """
-        table = self._table().astype(np.float64)
+        table = self.table().astype(np.float64)
         value = np.asarray(np.median((table * table).sum(axis=2), axis=1))
         error = deviation * math.sqrt(2 / self.columns)
         upper = value / (1 - error) if error < 1 else np.where((table == 0).all(axis=(1, 2)), 0.0, np.inf)
@@ -107,7 +107,7 @@ class FastAgmsStack(CounterStack):
         Solves |estimate - J|² ≤ t²·(F2·F2' + J²)/columns for J. Each F2 is at its upper bound, which uses a tenth of
         the failures.
         """
-        products = self._table().astype(np.float64) * other._table()
+        products = self.table().astype(np.float64) * other.table()
         value = np.asarray(np.median(products.sum(axis=2), axis=1))
         failures = (1 - confidence) * _MOMENT_FAILURES
         each = [stack._largest_moments(failures / 2) for stack in (self, other)]
@@ -131,7 +131,7 @@ class FastAgmsStack(CounterStack):
         word = self._hash_item(item)
         if word is None:
             return Estimates.exact(np.zeros(len(self)))
-        table = self._table()
+        table = self.table()
         rows = [self._row(word, row) for row in range(self.depth)]
         cells = np.stack([table[:, j, int(at[0])] * int(sign[0]) for j, (at, sign) in enumerate(rows)], axis=1)
         value = np.asarray(np.median(cells, axis=1), np.float64)

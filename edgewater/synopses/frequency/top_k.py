@@ -336,11 +336,11 @@ class TopK(SingleSynopsis[TopKStack]):
     @property
     def capacity(self) -> int:
         """The number of counters."""
-        return self._stack.capacity
+        return self.stack.capacity
 
     def top(self, k: int | None = None) -> list[tuple[Any, Estimate]]:
         """Returns the most frequent items and their frequencies, by descending counter. Raises InvalidRequest."""
-        ranked = self._stack.top(None if k is None else TopItems(k))
+        ranked = self.stack.top(None if k is None else TopItems(k))
         return [(item, ranked.frequencies[i]) for i, item in enumerate(ranked.items.to_pylist())]
 
 

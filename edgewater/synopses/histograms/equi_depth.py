@@ -59,7 +59,7 @@ class EquiDepthStack(DDSketchStack):
     def _range(self, low: float, high: float) -> Estimates:
         """Returns the number of values in [low, high]. Bins of positive values include their upper edge, bins of
         negative values their lower edge."""
-        keys, counts = self._consolidate()
+        keys, counts = self.consolidate()
         groups = groups_of(keys)
         bins = SignedBins.of(cells_of(keys))
         lowest, _, highest = bins.edges(self.accuracy, self._view("level")[groups])
@@ -103,7 +103,7 @@ class EquiDepthHistogram(SingleSynopsis[EquiDepthStack]):
 
     def boundaries(self) -> list[Estimate]:
         """Returns the `buckets` + 1 boundaries, from the smallest value to the largest."""
-        return [estimates[0] for estimates in self._stack.boundaries()]
+        return [estimates[0] for estimates in self.stack.boundaries()]
 
 
 _QUERY_BUCKETS = 1000  # limit: CPU of an answer

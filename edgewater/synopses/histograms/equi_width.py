@@ -92,7 +92,7 @@ class EquiWidthStack(RowStack):
     @property
     def counts(self) -> IntArray:
         """A view of the counters, shape (groups, columns + 3)."""
-        return self._table()
+        return self.table()
 
     def update(self, codes: IntArray, values: npt.NDArray[Any], *, times: IntArray | None = None) -> None:
         """Adds a batch of integers or floats; integers count as the nearest float64."""
@@ -230,17 +230,17 @@ class EquiWidthHistogram(SingleSynopsis[EquiWidthStack]):
     @property
     def edges(self) -> FloatArray:
         """The edges of the bins, shape (bins + 1,)."""
-        return self._stack.edges.copy()
+        return self.stack.edges.copy()
 
     @property
     def counts(self) -> IntArray:
         """The number of values per bin."""
-        return self._stack.counts[0, 1:-2].copy()
+        return self.stack.counts[0, 1:-2].copy()
 
     @property
     def outside(self) -> dict[str, int]:
         """The numbers of values ``below`` the range, ``above`` it, and ``nan``."""
-        below, above, nan = self._stack.counts[0, [0, -2, -1]].tolist()
+        below, above, nan = self.stack.counts[0, [0, -2, -1]].tolist()
         return {"below": below, "above": above, "nan": nan}
 
 

@@ -115,7 +115,7 @@ class BloomStack(RowStack, ItemStack):
 
     def merge(self, other: Self, codes: IntArray) -> None:
         self._require_mergeable(other)
-        self._rows[codes] |= other._table()
+        self._rows[codes] |= other.table()
 
     def query(self, question: Question | None = None) -> Estimates:
         """Returns the answer per group; the default question is the number of distinct values."""
@@ -126,19 +126,19 @@ class BloomStack(RowStack, ItemStack):
             case FalsePositiveRate():
                 return Estimates.exact(self._false_positives(self.fill()))
             case UnionSize(other, confidence):
-                union = self._table() | self._other_stack(other)._table()
+                union = self.table() | self._other_stack(other).table()
                 return self._distinct(union, check_confidence(confidence))
             case IntersectionSize(other, confidence):
                 return self._intersection(other, check_confidence(confidence))
         confidence = question.confidence if isinstance(question, Distinct) else Distinct().confidence
-        return self._distinct(self._table(), check_confidence(confidence))
+        return self._distinct(self.table(), check_confidence(confidence))
 
     def shown(self, asked: Question | None = None) -> tuple[Shape, ...]:
         return (*default_shapes(self, asked), ShownNumber("fill", self.fill()))
 
     def fill(self) -> FloatArray:
         """Returns the fraction of bits that are set, per group."""
-        return _set_bits(self._table()) / self.positions
+        return _set_bits(self.table()) / self.positions
 
     def overfull(self) -> BoolArray:
         """Returns which groups have more values than they were sized for.
@@ -163,7 +163,7 @@ class BloomStack(RowStack, ItemStack):
         if word is None:
             return Estimates.exact(np.zeros(len(self)))
         at = np.array([int(self._position(word, row)[0]) for row in range(self.hashes)])
-        found = (self._table()[:, at >> 3] & _mask(at) != 0).all(axis=1)
+        found = (self.table()[:, at >> 3] & _mask(at) != 0).all(axis=1)
         fill = self.fill()
         value = found.astype(np.float64)
         return Estimates(
@@ -195,7 +195,7 @@ class BloomStack(RowStack, ItemStack):
 
     def _intersection(self, other: Any, confidence: float) -> Estimates:
         """Returns |A| + |B| - |A ∪ B|; a union bound makes the three intervals hold together at the confidence."""
-        mine, theirs = self._table(), self._other_stack(other)._table()
+        mine, theirs = self.table(), self._other_stack(other).table()
         each = 1 - (1 - confidence) / 3
         a, b, both = (self._distinct(rows, each) for rows in (mine, theirs, mine | theirs))
         most = np.minimum(a.upper, b.upper)
@@ -258,12 +258,12 @@ class BloomFilter(SingleSynopsis[BloomStack]):
     @property
     def fill(self) -> float:
         """The fraction of bits that are set."""
-        return float(self._stack.fill()[0])
+        return float(self.stack.fill()[0])
 
     @property
     def overfull(self) -> bool:
         """Whether it contains more values than it was sized for."""
-        return bool(self._stack.overfull()[0])
+        return bool(self.stack.overfull()[0])
 
 
 def size_for(capacity: int, fpr: float) -> tuple[int, int]:

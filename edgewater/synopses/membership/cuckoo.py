@@ -74,7 +74,7 @@ class CuckooStack(ItemStack):
     ) -> None:
         self.buckets = check_power_of_two("buckets", buckets, 1, MAX_BUCKETS)
         super().__init__(groups, seed=seed, item_type=item_type)
-        self._table = CuckooTable(groups, buckets)
+        self.table = CuckooTable(groups, buckets)
         self._stash = CuckooStash()
 
     @staticmethod
@@ -84,7 +84,7 @@ class CuckooStack(ItemStack):
 
     @property
     def nbytes(self) -> int:
-        return super().nbytes + self._table.nbytes + self._stash.nbytes
+        return super().nbytes + self.table.nbytes + self._stash.nbytes
 
     @property
     def _span(self) -> int:
@@ -93,25 +93,25 @@ class CuckooStack(ItemStack):
 
     def grow(self, groups: int) -> None:
         super().grow(groups)
-        self._table.grow(groups)
+        self.table.grow(groups)
 
     def update(self, codes: IntArray, values: Any, *, times: IntArray | None = None) -> None:
         """Adds a batch: Arrow strings, or a NumPy array of bool, integers or floats."""
         self._check_item_type(values)
-        self._add(*np.unique(self._table.keys(codes, self._hash(values)), return_counts=True))
+        self._add(*np.unique(self.table.keys(codes, self._hash(values)), return_counts=True))
 
     def _add(self, keys: IntArray, copies: IntArray) -> None:
         """Adds distinct cells, ascending."""
-        known = self._table.holds(keys) | (self._stash.holds(keys) > 0)
+        known = self.table.holds(keys) | (self._stash.holds(keys) > 0)
         if self.counts_copies:
             more = copies - ~known
             self._stash.add(keys[more > 0], more[more > 0])
-        unplaced = self._table.insert(keys[~known])
+        unplaced = self.table.insert(keys[~known])
         self._stash.add(unplaced, np.ones(len(unplaced), np.int64))
 
     def _contents(self) -> tuple[IntArray, IntArray]:
         """Returns all cells, ascending and distinct, and their copies."""
-        held = self._table.contents()
+        held = self.table.contents()
         return self._stash.joined(held, np.ones(len(held), np.int64))
 
     def merge(self, other: Self, codes: IntArray) -> None:
@@ -127,12 +127,12 @@ class CuckooStack(ItemStack):
 
     def take(self, groups: IntArray) -> Self:
         result = super().take(groups)
-        result._table = self._table.take(groups)
+        result.table = self.table.take(groups)
         result._stash = self._stash.take(groups, self._span)
         return result
 
     def reset(self, groups: IntArray) -> None:
-        self._table.reset(groups)
+        self.table.reset(groups)
         self._stash.reset(groups, self._span)
 
     def query(self, question: Question | None = None) -> Estimates:
@@ -164,13 +164,13 @@ class CuckooStack(ItemStack):
         word = self._hash_item(item)
         if word is None:
             return np.zeros(len(self), np.int64)
-        keys = self._table.keys(np.arange(len(self)), word)
-        return np.asarray(self._table.holds(keys) + self._stash.holds(keys))
+        keys = self.table.keys(np.arange(len(self)), word)
+        return np.asarray(self.table.holds(keys) + self._stash.holds(keys))
 
     def _cells(self) -> IntArray:
         """Returns the number of distinct cells per group."""
-        unplaced = self._stash.keys[~self._table.holds(self._stash.keys)]
-        return self._table.sizes()[: len(self)] + np.bincount(unplaced // self._span, minlength=len(self))
+        unplaced = self._stash.keys[~self.table.holds(self._stash.keys)]
+        return self.table.sizes()[: len(self)] + np.bincount(unplaced // self._span, minlength=len(self))
 
     def _count(self) -> IntArray:
         keys, copies = self._contents()
@@ -245,7 +245,7 @@ class CuckooStack(ItemStack):
         groups = np.repeat(np.arange(len(sizes)), sizes)
         valid = (
             keys.shape == copies.shape
-            and self._table.is_key(keys).all()
+            and self.table.is_key(keys).all()
             and (keys // self._span == groups).all()
             and (keys[1:] > keys[:-1]).all()
             and copies.sum(dtype=np.float64) <= MAX_COUNT
@@ -268,7 +268,7 @@ class CountingCuckooStack(CuckooStack):
 
 
 class _SingleCuckoo(SingleSynopsis[Any]):
-    _stack: CuckooStack
+    stack: CuckooStack
 
     def __init__(self, buckets: int = DEFAULT_BUCKETS, *, seed: int = DEFAULT_SEED) -> None:
         super().__init__(self.stack_type(1, buckets=buckets, seed=seed))
@@ -286,7 +286,7 @@ class _SingleCuckoo(SingleSynopsis[Any]):
     @property
     def overfull(self) -> bool:
         """Whether it is above its capacity: insertion is slow and the stash grows."""
-        return bool(self._stack.overfull()[0])
+        return bool(self.stack.overfull()[0])
 
 
 class CuckooFilter(_SingleCuckoo):
@@ -324,7 +324,7 @@ class CountingCuckooFilter(_SingleCuckoo):
 
 
 def _size_for(goals: Mapping[str, Any]) -> Mapping[str, Any]:
-    return CuckooFilter.for_capacity(goals["capacity"])._stack.parameters
+    return CuckooFilter.for_capacity(goals["capacity"]).stack.parameters
 
 
 for _stack_type in (CuckooStack, CountingCuckooStack):

@@ -187,9 +187,9 @@ class DDSketchStack(ArrayStack):
             cells = SignedBins.of(cells).coarsened(level[groups])
         self._cells.add(cell_keys(groups, cells), counts)
         if self._cells.needs_consolidation:
-            self._consolidate()
+            self.consolidate()
 
-    def _consolidate(self) -> tuple[IntArray, IntArray]:
+    def consolidate(self) -> tuple[IntArray, IntArray]:
         """Consolidates the cells, and collapses groups until each has at most `MAX_BINS`."""
         keys, counts = self._cells.consolidated()
         while len(keys) > MAX_BINS:
@@ -211,7 +211,7 @@ class DDSketchStack(ArrayStack):
 
     def merge(self, other: Self, codes: IntArray) -> None:
         self._require_equal_parameters(other)
-        keys, counts = other._consolidate()
+        keys, counts = other.consolidate()
         theirs = other._view("level").copy()  # `other` may be this stack
         levels = self._view("level").copy()
         np.maximum.at(levels, codes, theirs)
@@ -227,10 +227,10 @@ class DDSketchStack(ArrayStack):
         for name, better in (("min", np.minimum), ("max", np.maximum)):
             keep_better(better, self._view(name), codes, other._view(name))
         if self._cells.needs_consolidation:
-            self._consolidate()
+            self.consolidate()
 
     def take(self, groups: IntArray) -> Self:
-        self._consolidate()
+        self.consolidate()
         if len(self) == len(groups) == 1:
             result = self._copy_single()
             result._cells = self._cells.copy()
@@ -280,13 +280,13 @@ class DDSketchStack(ArrayStack):
 
     def accuracies(self) -> FloatArray:
         """Returns the current relative accuracy of each group, after its collapses."""
-        self._consolidate()
+        self.consolidate()
         each = np.array([collapsed_accuracy(self.accuracy, level) for level in range(_MAX_LEVEL + 1)])
         return np.asarray(each[self._view("level")])
 
     def _counts(self) -> IntArray:
         """Returns the number of values per group, including infinities but not NaN."""
-        _, counts = self._consolidate()
+        _, counts = self.consolidate()
         ends = np.concatenate([[0], np.cumsum(counts)])[self._cells.starts(len(self))]
         return np.asarray(np.diff(ends) + self._view("below") + self._view("above"))
 
@@ -298,7 +298,7 @@ class DDSketchStack(ArrayStack):
 
     def _quantiles(self, q: float) -> Estimates:
         """Returns the value with rank ⌊q·(n - 1)⌋, from 0. The bounds are its bin's edges; extremes are exact."""
-        keys, counts = self._consolidate()
+        keys, counts = self.consolidate()
         n = self._counts()
         running = np.cumsum(counts)
         before = np.concatenate([[0], running])[self._cells.starts(len(self))[:-1]]
@@ -323,7 +323,7 @@ class DDSketchStack(ArrayStack):
 
         The lower bound counts the bins below the bin of x, the upper bound also this bin.
         """
-        keys, counts = self._consolidate()
+        keys, counts = self.consolidate()
         n, level = self._counts(), self._view("level")
         running = np.concatenate([[0], np.cumsum(counts)])
         sign = (x > 0) - (x < 0)
@@ -345,7 +345,7 @@ class DDSketchStack(ArrayStack):
         return Estimates(value, lower, upper, 1.0, self.kind)
 
     def to_message(self) -> SynopsisMessage:
-        self._consolidate()
+        self.consolidate()
         message = super().to_message()
         message.arrays.extend(codec.encode(array) for array in self._cells.pack(len(self)))
         return message
@@ -392,7 +392,7 @@ class DDSketch(SingleSynopsis[DDSketchStack]):
 
     @property
     def current_accuracy(self) -> float:
-        return float(self._stack.accuracies()[0])
+        return float(self.stack.accuracies()[0])
 
 
 register_stack(DDSketchStack, "quantiles", parameters={"accuracy": _ACCURACY})

@@ -427,7 +427,7 @@ class Kll(SingleSynopsis[KllStack]):
 
     def rank_error(self, confidence: float = 0.95) -> float:
         """Returns the current maximum error of a rank, as a fraction of the values."""
-        return float(self._stack.rank_errors(confidence)[0])
+        return float(self.stack.rank_errors(confidence)[0])
 
 
 register_stack(KllStack, parameters={"k": Parameter.whole(DEFAULT_K, MIN_K, MAX_K)})

@@ -49,7 +49,7 @@ class LogBins:
         falling = 1 / powers[1:]
         falling = falling[falling >= _LEAST_NORMAL]
         rising = powers[: int(np.searchsorted(powers, _GREATEST)) + 1]
-        self._edges: FloatArray = np.minimum(np.concatenate([falling[::-1], rising]), _GREATEST)
+        self.edges: FloatArray = np.minimum(np.concatenate([falling[::-1], rising]), _GREATEST)
         self.lowest = -len(falling)
         self.highest = len(rising) - 1
         bits = 0
@@ -57,19 +57,19 @@ class LogBins:
             bits += 1
         self._shift = 52 - bits
         lower_ends = (np.arange(2047 << bits) << self._shift).view(np.float64)
-        self._cells: npt.NDArray[np.int32] = np.searchsorted(self._edges, lower_ends).astype(np.int32)
+        self._cells: npt.NDArray[np.int32] = np.searchsorted(self.edges, lower_ends).astype(np.int32)
 
     def find(self, magnitudes: FloatArray) -> npt.NDArray[np.int32]:
         """Returns the bins at level 0 of finite numbers above 0."""
         bins: npt.NDArray[np.int32] = self._cells[magnitudes.view(np.int64) >> self._shift]
-        bins += magnitudes > self._edges[bins]
+        bins += magnitudes > self.edges[bins]
         bins += np.int32(self.lowest)
         return bins
 
     def upper(self, bins: IntArray, level: IntArray | int) -> FloatArray:
         """Returns the inclusive upper edge of bins at a level; 0 below the lowest bin."""
         at = (bins << level) - self.lowest
-        edges = self._edges[np.clip(at, 0, len(self._edges) - 1)]
+        edges = self.edges[np.clip(at, 0, len(self.edges) - 1)]
         return np.where(at < 0, 0.0, edges)
 
     def lower(self, bins: IntArray, level: IntArray | int) -> FloatArray:

@@ -55,7 +55,7 @@ class BernoulliStack(RateSampleStack):
 
     def rates(self) -> FloatArray:
         """Returns the current sampling rate per group."""
-        self._consolidate()
+        self.consolidate()
         return self._rates()
 
     def _rates(self) -> FloatArray:
@@ -90,7 +90,7 @@ class BernoulliStack(RateSampleStack):
     def query(self, question: Question | None = None) -> Estimates:
         """Returns the answer per group; the default question is the mean."""
         self.check(question)
-        rows = self._consolidate()
+        rows = self.consolidate()
         estimator = SampleEstimator(
             rows.groups, rows.values, self.rates(), self.kind, self._view("least"), self._view("greatest")
         )
@@ -121,7 +121,7 @@ class BernoulliSample(SingleSample[BernoulliStack]):
     @property
     def rate(self) -> float:
         """The current sampling rate."""
-        return float(self._stack.rates()[0])
+        return float(self.stack.rates()[0])
 
 
 register_stack(

@@ -89,7 +89,7 @@ class BiasedReservoirStack(TimedSampleStack):
     def query(self, question: Question | None = None) -> Estimates:
         """Returns the answer per group; the default question is the mean, weighted towards the newest records."""
         self.check(question)
-        rows = self._consolidate()
+        rows = self.consolidate()
         # Slots are equivalent to independent samples of an infinite, weighted stream: a rate of 0.
         rate, least, greatest = np.zeros(len(self)), self._view("least"), self._view("greatest")
         estimator = SampleEstimator(rows.groups, rows.values, rate, self.kind, least, greatest)
@@ -124,8 +124,8 @@ class BiasedReservoir(SingleSample[BiasedReservoirStack]):
 
     def inclusion(self, later: Any) -> FloatArray:
         """Returns the probability that a record with `later` records after it is in the sample."""
-        rate = self._stack.admission_rate
-        return np.asarray(rate * (1 - rate / self._stack.capacity) ** np.asarray(later, np.float64))
+        rate = self.stack.admission_rate
+        return np.asarray(rate * (1 - rate / self.stack.capacity) ** np.asarray(later, np.float64))
 
 
 register_stack(

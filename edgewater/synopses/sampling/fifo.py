@@ -79,7 +79,7 @@ class FifoStack(TimedSampleStack):
     def query(self, question: Question | None = None) -> Estimates:
         """Returns the answer about the newest records per group; the default question is the mean."""
         self.check(question)
-        rows = self._consolidate()
+        rows = self.consolidate()
         estimator = SampleEstimator(rows.groups, rows.values, np.ones(len(self)), self.kind)
         if isinstance(question, Minimum | Maximum):
             question = Quantile(0.0 if isinstance(question, Minimum) else 1.0)
@@ -109,7 +109,7 @@ class FifoSample(SingleSample[FifoStack]):
 
     def source_counts(self) -> dict[int, int]:
         """Returns the number of records per source; a source with a fast clock has too many."""
-        return self._stack.source_counts()
+        return self.stack.source_counts()
 
 
 register_stack(FifoStack, parameters={"size": Parameter.whole(DEFAULT_SIZE, 1, MAX_SAMPLE_SIZE)})

@@ -71,7 +71,7 @@ class ReservoirStack(SizedSampleStack):
         return np.asarray(rows.keys[0] <= limits)
 
     def _complete(self) -> BoolArray:
-        return np.asarray(np.diff(self._consolidate().starts(len(self))) <= self.capacity)
+        return np.asarray(np.diff(self.consolidate().starts(len(self))) <= self.capacity)
 
     def query(self, question: Question | None = None) -> Estimates:
         """Returns the answer per group; the default question is the mean."""
@@ -80,7 +80,7 @@ class ReservoirStack(SizedSampleStack):
 
     def estimator(self) -> SampleEstimator:
         """Returns the estimator of the sample without the record of rank k + 1."""
-        rows = self._consolidate()
+        rows = self.consolidate()
         full = np.diff(rows.starts(len(self))) > self.capacity
         rate = np.where(full, self._max_tags.astype(np.float64) / 2.0**64, 1.0)
         inside = rows.at(~full[rows.groups] | (rows.keys[0] < self._max_tags[rows.groups]))
@@ -128,7 +128,7 @@ class ReservoirSample(SingleSample[ReservoirStack]):
 
 
 def _size_for(goals: Mapping[str, Any]) -> Mapping[str, Any]:
-    return ReservoirSample.for_error(goals["epsilon"])._stack.parameters
+    return ReservoirSample.for_error(goals["epsilon"]).stack.parameters
 
 
 register_stack(

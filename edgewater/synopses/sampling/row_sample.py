@@ -110,7 +110,7 @@ class RowSampleStack(RateSampleStack):
 
     def rates(self) -> FloatArray:
         """Returns the sampling rate per group."""
-        self._consolidate()
+        self.consolidate()
         return np.asarray(np.maximum(1.0 - self._thresholds().astype(np.float64) * 2.0**-64, 2.0**-64))
 
     def _thresholds(self) -> WordArray:
@@ -146,11 +146,11 @@ class RowSampleStack(RateSampleStack):
     def query(self, question: Question | None = None) -> Estimates:
         """Returns the number of records of the population per group."""
         self.check(question)
-        rows = self._consolidate()
+        rows = self.consolidate()
         return SampleEstimator(rows.groups, rows.values, self.rates(), self.kind).query(question or Count())
 
     def sampled(self) -> tuple[IntArray, pa.Array]:
-        rows = self._consolidate()
+        rows = self.consolidate()
         return rows.groups, pa.FixedSizeListArray.from_arrays(pa.array(rows.values.reshape(-1)), self.columns)
 
     def rows_by_group(self) -> list[FloatArray]:
@@ -158,7 +158,7 @@ class RowSampleStack(RateSampleStack):
 
         This order is random, and the same in every call.
         """
-        rows = self._consolidate()
+        rows = self.consolidate()
         return np.split(rows.values, rows.starts(len(self))[1:-1]) if len(self) else []
 
 

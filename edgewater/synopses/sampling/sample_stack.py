@@ -207,9 +207,9 @@ class SampleStack(ItemStack):
         if len(rows):
             self._runs.append(rows)
         if sum(map(len, self._runs)) > max(MIN_PENDING, len(self._rows)):
-            self._consolidate()
+            self.consolidate()
 
-    def _consolidate(self) -> SampleRows:
+    def consolidate(self) -> SampleRows:
         """Merges added rows into the sample, and returns its rows, sorted by group and key."""
         if self._runs:
             rows, self._runs = concatenated([self._rows, *self._runs]), []
@@ -245,15 +245,15 @@ class SampleStack(ItemStack):
         self._require_mergeable(other)
         if not known:
             self._rows = self._no_rows()
-        rows = other._consolidate()
+        rows = other.consolidate()
         self._next = max(self._next, other._next)
         self._merge_range(other, codes)
         if len(rows):
             self._runs.append(SampleRows(codes[rows.groups], rows.keys, rows.values))
-        self._consolidate()
+        self.consolidate()
 
     def take(self, groups: IntArray) -> Self:
-        rows = self._consolidate()
+        rows = self.consolidate()
         result = super().take(groups)
         result.level, result._next = self.level, self._next
         starts = rows.starts(len(self))
@@ -264,7 +264,7 @@ class SampleStack(ItemStack):
 
     def reset(self, groups: IntArray) -> None:
         """Empties these groups. Record numbers continue, so that shipped records keep their identities."""
-        rows = self._consolidate()
+        rows = self.consolidate()
         super().reset(groups)
         self._set_rows(rows.at(~group_mask(groups, len(self))[rows.groups]))
 
@@ -279,17 +279,17 @@ class SampleStack(ItemStack):
 
     def sampled(self) -> tuple[IntArray, pa.Array]:
         """Returns the sampled values of all groups: int64 group per value, ascending, and the values."""
-        rows = self._consolidate()
+        rows = self.consolidate()
         return rows.groups, pa.array(rows.values)
 
     def items(self, group: int = 0) -> pa.Array:
         """Returns the sampled values of one group, in the order of their keys."""
-        rows = self._consolidate()
+        rows = self.consolidate()
         start, end = rows.starts(len(self))[group : group + 2]
         return pa.array(rows.values[start:end])
 
     def to_message(self) -> SynopsisMessage:
-        rows = self._consolidate()
+        rows = self.consolidate()
         message = self._header()
         counts = np.diff(rows.starts(len(self)))
         meta = (np.array([self.level, self._next]), np.array([self.source], np.uint64))
@@ -376,7 +376,7 @@ class TimedSampleStack(SizedSampleStack):
         return (numbers if times is None else times, sources, numbers)
 
     def _group_keys(self, group: int) -> tuple[Key, ...]:
-        rows = self._consolidate()
+        rows = self.consolidate()
         start, end = rows.starts(len(self))[group : group + 2]
         return tuple(key[start:end] for key in rows.keys)
 
@@ -403,14 +403,14 @@ class RateSampleStack(SampleStack):
         raise NotImplementedError
 
     def merge(self, other: Self, codes: IntArray) -> None:
-        other._consolidate()
+        other.consolidate()
         thresholds = other._thresholds().copy()  # `other` may be this stack
         super().merge(other, codes)
         np.maximum.at(self._view(self.threshold), codes, thresholds)
         self._set_rows(self._rows.at(self._retained(self._rows)))
 
     def to_message(self) -> SynopsisMessage:
-        self._consolidate()
+        self.consolidate()
         self._view(self.threshold)[:] = self._thresholds()
         return super().to_message()
 
@@ -423,11 +423,11 @@ class SingleSample(SingleSynopsis[S]):
 
     @property
     def source(self) -> int:
-        return self._stack.source
+        return self.stack.source
 
     def items(self) -> pa.Array:
         """Returns the sampled values."""
-        return self._stack.items()
+        return self.stack.items()
 
     def update(self, values: Any, *, times: Any = None, ids: Any = None) -> None:
         """Adds a batch. Skips nulls, with their times and ids.
@@ -448,5 +448,5 @@ class SingleSample(SingleSynopsis[S]):
             for name, column in (("times", times), ("ids", ids))
         }
         if len(columnar):
-            self._stack.update(np.zeros(len(columnar), np.int64), columnar, **columns)
+            self.stack.update(np.zeros(len(columnar), np.int64), columnar, **columns)
             self.records += len(columnar)

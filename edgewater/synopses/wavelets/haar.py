@@ -108,7 +108,7 @@ class HaarWavelet(OrderedSynopsis):
     @property
     def error(self) -> float:
         """An upper bound of the L2 norm of the difference between the signal and its approximation."""
-        self._consolidate()
+        self.consolidate()
         return (self._residual_norm + math.sqrt(self._discarded_energy)) * (
             1 + 1e-12
         )  # the factor covers rounding of the sum of energies
@@ -130,9 +130,9 @@ class HaarWavelet(OrderedSynopsis):
             self._pending += self._front.append(signal[at : at + CHUNK])
             self._unconsolidated = self._unconsolidated + len(signal[at : at + CHUNK])
             if self._unconsolidated > max(4 * self.capacity, 1 << 12):
-                self._consolidate()
+                self.consolidate()
 
-    def _consolidate(self) -> None:
+    def consolidate(self) -> None:
         """Merges pending coefficients and retains the largest. No answer depends on when this happens."""
         if self._pending:
             self._held = concatenated([self._held, *self._pending])
@@ -199,7 +199,7 @@ class HaarWavelet(OrderedSynopsis):
 
     def _extended(self, length: int) -> Self:
         """Returns a copy that is extended by zeros to this length."""
-        self._consolidate()
+        self.consolidate()
         result = type(self)(self.coefficients)
         result.level, result._front, result._held = self.level, self._front.copy(), self._held
         result._residual_norm, result._discarded_energy = self._residual_norm, self._discarded_energy
@@ -209,7 +209,7 @@ class HaarWavelet(OrderedSynopsis):
             room = (at & -at).bit_length() - 1 if at else 63
             level = min(room, (length - at).bit_length() - 1)
             result._pending.append(result._front.push(level, 0.0))
-        result._consolidate()
+        result.consolidate()
         return result
 
     def _require_same(self, other: Self) -> None:
@@ -219,7 +219,7 @@ class HaarWavelet(OrderedSynopsis):
 
     def signal(self) -> FloatArray:
         """Returns the approximation of the signal, shape (records,)."""
-        self._consolidate()
+        self.consolidate()
         result = np.zeros(self.records)
         for level, start, mean in self._front.blocks():
             result[start : start + (1 << level)] = mean
@@ -231,7 +231,7 @@ class HaarWavelet(OrderedSynopsis):
         return result
 
     def _range_sum(self, first: int, last: int) -> Estimate:
-        self._consolidate()
+        self.consolidate()
         end = last + 1
         terms = [
             mean * max(min(end, start + (1 << level)) - max(first, start), 0)
@@ -262,7 +262,7 @@ class HaarWavelet(OrderedSynopsis):
         return total
 
     def to_message(self) -> SynopsisMessage:
-        self._consolidate()
+        self.consolidate()
         message = codec.header(self.kind, self.version, {"coefficients": self.coefficients}, records=self.records)
         held = self._held
         arrays = (

@@ -65,7 +65,7 @@ class MaxErrorWavelet(HaarWavelet):
     @property
     def max_error(self) -> float:
         """An upper bound of the difference between any value and its approximation."""
-        self._consolidate()
+        self.consolidate()
         return (self._base_error + max((error for _, _, error in self._block_errors), default=0.0)) * (1 + _ROUNDING)
 
     def _norm_error(self, length: int) -> float:

@@ -33,6 +33,7 @@ from edgewater.runtime.health import bound_address, listen
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import SliceClose, Withheld
 from tests.center.catalog_world import begin_session
+from tests.insides import engine_of
 
 HOUR = 3_600_000
 T0 = 1_356_998_400_000  # 2013-01-01T00:00:00Z
@@ -169,7 +170,7 @@ class Desk:
 
     def repeat(self, query: RegisteredQuery, count: int) -> None:
         """Stores the query's only answer again for the `count` - 1 windows after it."""
-        with self.results._engine.begin() as connection:
+        with engine_of(self.results).begin() as connection:
             (row,) = connection.execute(select(answers).where(answers.c.query == query.key)).mappings()
             connection.execute(
                 insert(answers),

@@ -226,7 +226,7 @@ def select(desk: Desk) -> list[dict[str, Any]]:
 
 def faces(desk: Desk, query: RegisteredQuery, record: AnswerRecord) -> Iterator[tuple[str, Face]]:
     app = desk.app()
-    (event,) = LiveStream(app.state.services.feed, query)._begin()
+    (event,) = LiveStream(app.state.services.feed, query).begin()
     yield "live", of_json(json.loads(event.data))
     yield "roll-up", of_json(desk.get(f"{PATH}/rollup?every=1h").json()["answers"][0])
     yield "evaluate", evaluated(desk)
@@ -238,8 +238,8 @@ def faces(desk: Desk, query: RegisteredQuery, record: AnswerRecord) -> Iterator[
     read = read_query(query, desk.catalog)
     answer = sink_answer(record, read)
     yield "postgresql", of_rows(text_rows(postgresql._texts(answer.rows)))
-    yield "kafka", of_rows(list(kafka._rows(answer.rows, answer.group_columns)))
-    yield "parquet", of_rows(lake._rows([answer], read.schema).to_pylist())
+    yield "kafka", of_rows(list(kafka.kafka_rows(answer.rows, answer.group_columns)))
+    yield "parquet", of_rows(lake.lake_rows([answer], read.schema).to_pylist())
     yield "alert", alerting(answer, query)
 
 

@@ -16,6 +16,7 @@ from center.api.models import Answer, AnswerList, AnswerPage
 from center.results.schema import answers as stored_answers
 from edgewater.synopses import GroupedAggregate
 from tests.center.rendered import render
+from tests.insides import reading
 
 HOUR = 3_600_000
 T0 = 1_356_998_400_000
@@ -390,5 +391,5 @@ def test_an_answer_is_rendered_once_for_all_who_ask_the_same(desk, two_hours):
     for _ in range(3):
         desk.get("/v1/queries/flights/windows", app=app)
     renderings = app.state.services.metrics.renderings
-    assert renderings.labels("no")._value.get() == 2
-    assert renderings.labels("yes")._value.get() == 4
+    assert reading(renderings.labels("no")) == 2
+    assert reading(renderings.labels("yes")) == 4

@@ -21,6 +21,7 @@ from edgewater.base.errors import StorageError
 from edgewater.base.streams import MAX_TIME_MS, EdgeId
 from edgewater.model.replies import Edge
 from edgewater.wire import QueryRef
+from tests.insides import engine_of
 
 T0 = 1_356_998_400_000
 HOUR = 3_600_000
@@ -109,7 +110,7 @@ def test_a_missing_component_is_named_with_the_reason(desk):
 
 
 def test_a_full_disk_is_named_beside_the_heartbeats_that_it_does_not_store(desk):
-    @event.listens_for(desk.components._engine, "begin")
+    @event.listens_for(engine_of(desk.components), "begin")
     def fill(connection: Connection) -> None:
         connection.exec_driver_sql("PRAGMA max_page_count = 1")
 
@@ -117,7 +118,7 @@ def test_a_full_disk_is_named_beside_the_heartbeats_that_it_does_not_store(desk)
         for number in range(1_000):
             desk.components.record(ComponentHeartbeat("job", f"host:{number}", "", 0, desk.now, "x" * 2_000))
     assert any(m.startswith("catalog: ") and "disk is full" in m for m in desk.get("/readyz").json()["missing"])
-    event.remove(desk.components._engine, "begin", fill)
+    event.remove(engine_of(desk.components), "begin", fill)
     desk.components.close()
     beat(desk, "gateway", "job", "api")
     assert not any("full" in m for m in desk.get("/readyz").json()["missing"])

@@ -26,6 +26,7 @@ from edgewater.runtime.tasks import Tasks
 from edgewater.wire import QueryRef
 from tests.center.rendered import render
 from tests.center.results_world import answers_after
+from tests.insides import engine_of
 
 HOUR = 3_600_000
 T0 = 1_356_998_400_000
@@ -161,14 +162,14 @@ def test_a_client_with_answers_of_another_store_gets_a_gap(desk, two_hours):
 def test_a_client_that_was_slow_gets_the_newest_revision_of_each_window_and_no_queue(two_hours):
     desk, query = two_hours
     stream = LiveStream(desk.app().state.services.feed, query)
-    stream._begin()
+    stream.begin()
     for flights in range(1, 6):  # five revisions while nobody reads
         desk.now += HOUR
         desk.report(query, "lga", T0 + HOUR, {"UA": flights}, closed=False)
-    (event,) = stream._newer(desk.results.last_answer_id())
+    (event,) = stream.newer(desk.results.last_answer_id())
     answer = json.loads(event.data)
     assert (answer["revision"], answer["skipped"]) == (6, 4)
-    assert stream._newer(desk.results.last_answer_id()) == []
+    assert stream.newer(desk.results.last_answer_id()) == []
 
 
 def patched(whole: dict[str, Any], change: dict[str, Any]) -> list[dict[str, Any]]:
@@ -203,13 +204,13 @@ def test_a_stream_of_changes_has_only_the_groups_that_differ_from_what_its_clien
 def test_changes_since_a_revision_that_was_trimmed_are_a_whole_answer(two_hours):
     desk, query = two_hours
     stream = LiveStream(desk.app().state.services.feed, query, changes=True)
-    stream._begin()
+    stream.begin()
     desk.report(query, "lga", T0 + HOUR, {"UA": 1}, closed=False)
-    with desk.results._engine.begin() as connection:
+    with engine_of(desk.results).begin() as connection:
         connection.execute(stored.delete().where((stored.c.query == query.key) & (stored.c.revision == 1)))
     desk.now += HOUR
     desk.report(query, "lga", T0 + HOUR, {"UA": 2}, closed=False)
-    answer = json.loads(stream._newer(desk.results.last_answer_id())[0].data)
+    answer = json.loads(stream.newer(desk.results.last_answer_id())[0].data)
     assert "base" not in answer
     assert len(answer["data"]) == 2
 
@@ -320,18 +321,18 @@ def test_a_client_that_is_too_far_behind_gets_a_gap_and_the_newest(two_hours, mo
     monkeypatch.setattr("center.api.live_feed.PAGE", 2)
     monkeypatch.setattr("center.api.live_feed.MAX_PAGES", 1)
     stream = LiveStream(desk.app().state.services.feed, query, after=0)
-    assert stream._begin() == []
+    assert stream.begin() == []
     for _ in range(4):
         desk.now += HOUR
         desk.report(query, "lga", T0 + HOUR, {"UA": 1}, closed=False)
-    assert [e.event for e in stream._newer(desk.results.last_answer_id())] == [
+    assert [e.event for e in stream.newer(desk.results.last_answer_id())] == [
         "answer"
     ]  # a page of two revisions of one window
-    gap, answer = stream._newer(desk.results.last_answer_id())
+    gap, answer = stream.newer(desk.results.last_answer_id())
     assert gap.event == "gap"
     assert json.loads(gap.data)["through"] == desk.results.last_answer_id()
     assert answer.id == str(desk.results.latest(query.ref).answer_id)
-    assert stream._newer(desk.results.last_answer_id()) == []
+    assert stream.newer(desk.results.last_answer_id()) == []
 
 
 def test_a_client_far_behind_reads_page_after_page_and_misses_no_window(two_hours, monkeypatch):
@@ -367,14 +368,14 @@ def test_the_stream_of_all_queries_includes_one_younger_than_its_catalog_view(de
     feed = desk.app().state.services.feed
     feed = replace(feed, progress=SharedProgress(desk.catalog, lambda: desk.now, fresh_s=3600.0))
     stream = LiveStream(feed)
-    assert len(stream._begin()) == 1
+    assert len(stream.begin()) == 1
     young = desk.register(name="young")
     desk.report_both(young, T0, {"UA": 1})
-    assert [json.loads(event.data)["query"] for event in stream._newer(desk.results.last_answer_id())] == ["young"]
+    assert [json.loads(event.data)["query"] for event in stream.newer(desk.results.last_answer_id())] == ["young"]
     assert feed.progress.view().queries == tuple(desk.catalog.queries.all()), "and others need not read it again"
     other = desk.register(name="other")
     desk.report_both(other, T0, {"UA": 1})
-    begun = [json.loads(event.data)["query"] for event in LiveStream(feed)._begin()]
+    begun = [json.loads(event.data)["query"] for event in LiveStream(feed).begin()]
     assert begun == ["flights", "young", "other"]
 
 

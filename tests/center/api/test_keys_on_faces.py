@@ -127,7 +127,7 @@ def test_columns_of_tables_depend_on_no_value(desk: Desk) -> None:
     assert ["nan" in cell for cell in cells] == [False, False, True], "JSON has it where there are any"
     (record,) = desk.results.at(query.ref, T0 + 2 * HOUR)
     read = read_query(query, desk.catalog)
-    assert lake._rows([sink_answer(record, read)], read.schema)["q.nan"].to_pylist() == [1, 0]
+    assert lake.lake_rows([sink_answer(record, read)], read.schema)["q.nan"].to_pylist() == [1, 0]
 
 
 def test_a_client_finds_a_measure_whose_columns_begin_as_those_of_the_answer(desk: Desk) -> None:

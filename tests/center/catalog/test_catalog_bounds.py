@@ -19,6 +19,7 @@ from edgewater.model import windows
 from edgewater.model.edge_records import QueryStatusRecord
 from edgewater.wire import QueryRef
 from tests.center.catalog_world import JFK, LGA, frame, hello, spec
+from tests.insides import engine_of
 from tests.refusals import refused
 
 
@@ -52,7 +53,7 @@ def test_hostile_edges_push_no_other_alarm_off_the_list(catalog: Catalog) -> Non
     catalog.alarms.add("input-lost", "a file was truncated", LGA, 1)
     catalog.alarms.add("query-paused", "query miles@1: odd", EdgeId(""), 2, "miles@1")
     catalog.alarms.add("query-memory", "query miles@1: edge lga", LGA, 3, "miles@1")
-    with write_transaction(catalog._engine) as connection:  # one, instead of 1,200
+    with write_transaction(engine_of(catalog)) as connection:  # one, instead of 1,200
         for edge, kind, n in itertools.product(range(10), range(6), range(MAX_MESSAGES)):
             add_alarm(connection, f"kind-{kind}", f"frame {n}", EdgeId(f"evil-{edge}"), 100 + n)
     for n in range(2 * MAX_MESSAGES):
@@ -159,7 +160,7 @@ def test_ten_thousand_incarnations_of_one_edge_are_forgotten_but_the_last(catalo
     rows = [
         {"edge": JFK, "incarnation": f"i{n}", "first_seq": 0, "awaited_seq": 1, "hello_at_ms": 0} for n in range(10_000)
     ]
-    with catalog._engine.begin() as connection:
+    with engine_of(catalog).begin() as connection:
         connection.execute(t.incarnations.insert(), rows)
     assert hello(catalog, incarnation="new", now_ms=REMEMBER_MS + 500) is None
     assert catalog.edges.get(JFK).incarnations == 2

@@ -14,6 +14,7 @@ from center.ingest.credential_files import CredentialFiles
 from edgewater.base.errors import InvalidConfig
 from edgewater.wire import uplink_pb2_grpc
 from tests.center.gateway_world import Center, RawEdge, center, eventually
+from tests.insides import reading
 from tests.refusals import refused
 
 pytest.importorskip("cryptography", reason="part of the extra center")
@@ -94,7 +95,7 @@ def authority(tmp_path: Path) -> Authority:
 
 
 async def reloaded(c: Center, times: int = 1) -> None:
-    await eventually(lambda: c.gateway.metrics.credential_reloads._value.get() >= times)
+    await eventually(lambda: reading(c.gateway.metrics.credential_reloads) >= times)
 
 
 async def test_a_revoked_certificate_ends_its_session_and_a_renewed_one_connects(
@@ -144,7 +145,7 @@ async def test_a_renewed_server_certificate_and_another_client_ca_are_used_witho
         other = Authority(tmp_path / "other")
         other.issue("localhost", x509.DNSName("localhost"))
         tls.cert.write_bytes((other.path / "localhost.pem").read_bytes())
-        await eventually(lambda: c.gateway.metrics.credentials_stale._value.get() == 1)
+        await eventually(lambda: reading(c.gateway.metrics.credentials_stale) == 1)
         async with TlsEdge(c.port, authority, "jfk") as half:
             await half.hello()
         tls.key.write_bytes((other.path / "localhost.key").read_bytes())

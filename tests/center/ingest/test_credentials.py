@@ -17,6 +17,7 @@ from edgewater.base.streams import EdgeId
 from edgewater.wire import QueryRef
 from edgewater.wire import uplink_pb2 as pb
 from tests.center.gateway_world import JFK, Center, RawEdge, center, eventually, frame, spec
+from tests.insides import reading
 from tests.refusals import refused as refused_input
 
 LIVE_FILE: dict[str, Any] = {"reload_ms": 20}
@@ -51,7 +52,7 @@ async def test_a_token_is_rotated_without_a_restart_and_the_revoked_one_ends_its
         with_old, other = await connected(c, "old"), await connected(c, "another", "lga")
         assert "unknown credential" in await refused(c, "new")
         replace(file, "jfk: {tokens: [old, new]}\nlga: another\n")
-        await eventually(lambda: c.gateway.metrics.credential_reloads._value.get() == 1)
+        await eventually(lambda: reading(c.gateway.metrics.credential_reloads) == 1)
         # The access is the same, so the session goes on; a second one with the new token takes its place.
         await with_old.call.write(pb.FromEdge(heartbeat=pb.Heartbeat(sent_at_ms=5)))
         await with_old.until("time_echo")
@@ -76,7 +77,7 @@ async def test_an_emptied_tokens_file_revokes_all_tokens_and_lets_no_edge_in(tmp
         replace(file, text)
         status, code, _ = await session.refusal()
         assert (status, code) == (grpc.StatusCode.UNAUTHENTICATED, "unauthenticated")
-        assert c.gateway.metrics.credential_reloads._value.get() == 1
+        assert reading(c.gateway.metrics.credential_reloads) == 1
         for token in ("secret", "another"):
             assert "unknown credential" in await refused(c, token)
         async with RawEdge(c.port) as anonymous:
@@ -92,7 +93,7 @@ async def test_a_tokens_file_that_cannot_be_used_changes_nothing_and_is_an_alarm
     async with center(tmp_path, tokens_file=file, **LIVE_FILE) as c:
         edge = await connected(c, "s3cret")
         replace(file, "jfk: {tokens: [s3cret], strea")
-        await eventually(lambda: c.gateway.metrics.credentials_stale._value.get() == 1)
+        await eventually(lambda: reading(c.gateway.metrics.credentials_stale) == 1)
         await edge.call.write(pb.FromEdge(heartbeat=pb.Heartbeat(sent_at_ms=5)))
         await edge.until("time_echo")
         await eventually(c.catalog.alarms.latest)
@@ -100,7 +101,7 @@ async def test_a_tokens_file_that_cannot_be_used_changes_nothing_and_is_an_alarm
         assert (alarm.kind, alarm.edge) == ("credentials-unusable", "")
         assert str(file) in alarm.message and "s3cret" not in alarm.message
         replace(file, "jfk: s3cret\n")
-        await eventually(lambda: c.gateway.metrics.credentials_stale._value.get() == 0)
+        await eventually(lambda: reading(c.gateway.metrics.credentials_stale) == 0)
         await eventually(lambda: c.catalog.alarms.latest() == [])
         await edge.__aexit__()
 

@@ -39,6 +39,7 @@ from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import MAX_MESSAGES, arrivals_to_wire, body_to_wire
 from tests.center.gateway_world import JFK, MILES, RawEdge, center, eventually, spec, synopsis
 from tests.center.kept_frames import kept_body, read_frame, stored_body
+from tests.insides import reading
 
 NOW_MS = 10_000_000
 INF, NAN = float("inf"), float("nan")
@@ -293,8 +294,8 @@ def test_arrivals_that_the_estimates_of_no_query_can_use_are_stated_as_lost(sums
     """They were found when a window was estimated, with the reports of all edges."""
     early = spec(accuracy={"error": "5%", "measure": "miles"}, group_by=[], window={"tumbling": "1s"}, lateness="1s")
     check = FrameCheck(early)
-    assert check._schedule is not None
-    statistics = SubstreamStatistics(check._schedule.grid, 10)
+    assert check.schedule is not None
+    statistics = SubstreamStatistics(check.schedule.grid, 10)
     width = int(lag_groups(statistics.grid.lags)[-1]) + 1
     state = statistics.to_state()
     if sums is None:
@@ -313,8 +314,8 @@ def test_reports_of_this_release_and_of_edges_of_0_3_0_are_in_different_fields(i
     """A center of 0.3.0 ignores the new field. In the old one it would take no arrivals for arrivals of nothing."""
     early = spec(accuracy={"error": "5%", "measure": "miles"}, group_by=[], window={"tumbling": "1s"}, lateness="1s")
     check = FrameCheck(early)
-    assert check._schedule is not None
-    grid = check._schedule.grid
+    assert check.schedule is not None
+    grid = check.schedule.grid
     statistics = SubstreamStatistics(grid, 10, cells=np.array([3, 70]), counts=np.array([2, 1]))
     sent = Arrivals(NOW_MS, (statistics.to_state() if is_old else encode_report([statistics]),))
     body = pb.FrameBody(arrivals=arrivals_to_wire(sent)) if is_old else body_to_wire(FrameBody(0, arrivals=sent))
@@ -331,11 +332,11 @@ def test_arrivals_open_windows_as_records_do() -> None:
     """The job counts them by edge and sub-stream until the windows are final."""
     early = spec(accuracy={"error": "5%", "measure": "miles"}, group_by=[], window={"tumbling": "1s"}, lateness="1s")
     check, held = FrameCheck(early), OpenWindows(early, 20)
-    assert check._schedule is not None
-    grid = check._schedule.grid
+    assert check.schedule is not None
+    grid = check.schedule.grid
 
     def send(seq: int, starts_ms: range, through_ms: int = MIN_TIME_MS) -> CheckedFrame:
-        at = [check._schedule.slot_at(s) // grid.substream_slots for s in starts_ms] if check._schedule else []
+        at = [check.schedule.slot_at(s) // grid.substream_slots for s in starts_ms] if check.schedule else []
         states = tuple(SubstreamStatistics(grid, index).to_state() for index in dict.fromkeys(at))
         frame = Frame.pack(seq, MILES, FrameBody(through_ms, arrivals=Arrivals(NOW_MS, states)))
         return check.check(frame, NOW_MS, lambda through, starts: held.refuse("i", seq, through, starts))
@@ -387,7 +388,7 @@ async def test_a_small_frame_that_carries_much_is_admitted_by_what_it_carries(tm
         await other.send(*frames)
         for _ in range(10):
             await edge.until("throttle", lambda throttle: throttle.retry_after_ms > 0)
-        assert c.gateway.metrics.pending._value.get() == 2 * frames[0].raw_bytes
+        assert reading(c.gateway.metrics.pending) == 2 * frames[0].raw_bytes
         c.log.segment_files.refuse_append = False
         await edge.acked(3)
         await other.acked(3)

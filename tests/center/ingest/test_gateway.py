@@ -20,6 +20,7 @@ from edgewater.wire import uplink_pb2 as pb
 from tests.center.catalog_world import acked_through
 from tests.center.gateway_world import JFK, MILES, RawEdge, center, eventually, frame, spec
 from tests.center.kept_frames import read_frame, stored_frame
+from tests.insides import reading
 
 
 async def test_a_frame_is_acknowledged_once_it_is_durable_and_indexed_and_not_before(tmp_path: Path) -> None:
@@ -49,7 +50,7 @@ async def test_all_frames_that_wait_share_one_fsync_and_one_transaction(tmp_path
         await edge.send(*(frame(n) for n in range(1, 50)))
         await other.send(*(frame(n) for n in range(50)))
         sent_bytes = 2 * sum(frame(n).wire_bytes for n in range(50))
-        await eventually(lambda: c.gateway.metrics.bytes._value.get() >= sent_bytes)
+        await eventually(lambda: reading(c.gateway.metrics.bytes) >= sent_bytes)
         gate.set()
         await edge.acked(49)
         await other.acked(49)
@@ -93,7 +94,7 @@ async def test_a_frame_of_an_unknown_or_deleted_query_is_acknowledged_counted_an
         assert c.log.durable[0] == ("jfk", 0)
         assert c.entries() == [("jfk", 0)]
         assert c.catalog.frames.last_positions() == {"miles@1": 1}
-        assert c.gateway.metrics.frames.labels("discarded")._value.get() == 2
+        assert reading(c.gateway.metrics.frames.labels("discarded")) == 2
         assert acked_through(c.catalog, JFK, "i1") == 2, "the edge has let go of them: they are not asked for again"
 
 
@@ -165,7 +166,7 @@ async def test_frames_of_many_queries_that_come_together_are_one_segment(tmp_pat
         await edge.send(frame(0, QueryRef("q0", 1)))
         await eventually(lambda: c.log.durable)
         await edge.send(*(frame(n, QueryRef(f"q{n}", 1)) for n in range(1, 40)))
-        await eventually(lambda: c.gateway.metrics.bytes._value.get() >= sum(frame(n).wire_bytes for n in range(39)))
+        await eventually(lambda: reading(c.gateway.metrics.bytes) >= sum(frame(n).wire_bytes for n in range(39)))
         gate.set()
         await edge.acked(39)
         assert len(c.log.segments()) <= 3
@@ -292,7 +293,7 @@ async def test_an_edge_with_a_share_it_was_not_given_is_cut_back_flagged_and_cou
         (alarm,) = c.catalog.alarms.latest()
         assert (alarm.kind, alarm.edge) == ("share-not-granted", JFK)
         assert "5000" in alarm.message
-        assert c.gateway.metrics.alarms.labels("share-not-granted")._value.get() == 1
+        assert reading(c.gateway.metrics.alarms.labels("share-not-granted")) == 1
 
 
 async def test_two_gateways_divide_one_budget(tmp_path: Path) -> None:
@@ -421,7 +422,7 @@ async def test_an_edge_that_sends_more_than_its_credit_is_read_no_further(tmp_pa
         for _ in range(20):
             await edge.until("throttle", lambda throttle: throttle.retry_after_ms > 0)
         most = (2 * 20_000 // large[0].wire_bytes + 1) * large[0].raw_bytes
-        assert c.gateway.metrics.pending._value.get() <= most, "by bytes before compression"
+        assert reading(c.gateway.metrics.pending) <= most, "by bytes before compression"
         c.log.segment_files.refuse_append = False
         await edge.acked(149)
         await sending
@@ -444,7 +445,7 @@ async def test_two_gateways_over_one_catalog_and_log_count_each_frame_once(tmp_p
         assert [e.position for e in a.catalog.frames.entries("miles@1", 0, 99)] == list(range(1, 31))
         for entry in a.catalog.frames.entries("miles@1", 0, 99):
             assert read_frame(a.log, entry.segment, entry.offset, entry.length) == stored_frame(frame(entry.seq))
-        kinds = [c.gateway.metrics.frames.labels("new")._value.get() for c in (a, b)]
+        kinds = [reading(c.gateway.metrics.frames.labels("new")) for c in (a, b)]
         assert sum(kinds) == 30
 
 

@@ -27,6 +27,7 @@ from edgewater.wire import Encoding, QueryRef
 from edgewater.wire import uplink_pb2 as pb
 from tests.center.gateway_world import JFK, MILES, Center, RawEdge, center, eventually, frame, spec, tokens
 from tests.center.kept_frames import read_frame, stored_frame
+from tests.insides import reading
 from tests.refusals import refused
 
 
@@ -43,7 +44,7 @@ async def test_the_same_identity_with_another_checksum_is_an_alarm_that_names_it
         await eventually(c.catalog.alarms.latest)
         assert [(a.kind, a.edge, a.message) for a in c.catalog.alarms.latest()] == [("frame-conflict", "jfk", message)]
         assert c.entries() == [("jfk", 0)]
-        assert c.gateway.metrics.alarms.labels("frame-conflict")._value.get() == 1
+        assert reading(c.gateway.metrics.alarms.labels("frame-conflict")) == 1
 
 
 async def test_the_same_body_in_another_compression_is_a_re_delivery(tmp_path: Path) -> None:
@@ -179,7 +180,7 @@ async def test_a_disk_that_is_full_costs_time_and_no_frame(tmp_path: Path, where
         await edge.send(frame(1), frame(2))
         assert (await edge.until("throttle")).throttle.retry_after_ms > 0
         assert "cannot be made durable" in c.gateway.readiness()[0]
-        assert c.gateway.metrics.stalled._value.get() == 1
+        assert reading(c.gateway.metrics.stalled) == 1
         app = Starlette(routes=health_routes(c.gateway.metrics.registry, c.gateway.readiness))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://g") as http:
             answer = await http.get("/readyz")
@@ -411,7 +412,7 @@ async def test_whatever_numbers_an_edge_states_the_others_go_on(tmp_path: Path, 
                         while await edge.call.read() is not grpc.aio.EOF:
                             pass
             assert c.gateway.tasks.missing() == []
-            assert c.gateway.metrics.ended.labels("internal")._value.get() == 0, (number, count)
+            assert reading(c.gateway.metrics.ended.labels("internal")) == 0, (number, count)
         async with RawEdge(c.port) as edge:
             await edge.hello("honest")
             await edge.until("queries", lambda told: told.queries)

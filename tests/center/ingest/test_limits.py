@@ -28,6 +28,7 @@ from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import Encoding
 from tests.center.gateway_world import MILES, Center, RawEdge, center, eventually, frame, spec, tokens
 from tests.certificates import make_certificates
+from tests.insides import reading
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
 """HTTP/2's, and empty settings."""
@@ -44,7 +45,7 @@ def calls(streams: range) -> bytes:
 
 
 def limited(c: Center, limit: str) -> float:
-    return float(c.gateway.metrics.limited.labels(limit)._value.get())
+    return float(reading(c.gateway.metrics.limited.labels(limit)))
 
 
 async def test_connections_that_say_nothing_are_closed_and_an_edge_connects_meanwhile(tmp_path: Path) -> None:
@@ -211,12 +212,12 @@ async def test_an_edge_that_makes_too_much_work_waits_and_nobody_else_does(tmp_p
                 await honest.until("queries")
                 await honest.send(frame(following), frame(following + 1))
                 await honest.acked(following + 1)
-                await eventually(lambda: c.gateway._sessions[EdgeId("evil")]._frames.is_delayed)
-            await eventually(lambda: not c.gateway._sessions)
+                await eventually(lambda: c.gateway.sessions[EdgeId("evil")]._frames.is_delayed)
+            await eventually(lambda: not c.gateway.sessions)
         assert c.entries("wide@1") == [("evil", 0), ("evil", 1)]
-        assert c.gateway.metrics.delayed_seconds._value.get() > 10_000
+        assert reading(c.gateway.metrics.delayed_seconds) > 10_000
         # Frames of ended sessions do not stay.
-        await eventually(lambda: c.gateway.metrics.pending._value.get() == 0)
+        await eventually(lambda: reading(c.gateway.metrics.pending) == 0)
 
 
 def statements(seq: int, kind: str) -> Frame:
@@ -244,7 +245,7 @@ async def test_statements_that_cost_the_gateway_time_use_up_their_edges_share(tm
         frames = [statements(seq, kind) for seq in range(9)]
         assert all(f.wire_bytes < 1_000 for f in frames)
         await evil.send(*frames)
-        await eventually(lambda: c.gateway._sessions[EdgeId("evil")]._frames.is_delayed)
+        await eventually(lambda: c.gateway.sessions[EdgeId("evil")]._frames.is_delayed)
         accepted = len(c.entries())
         assert accepted * 60_000 // STATEMENTS_PER_UNIT <= 2 * MAX_FRAME_WORK + 60_000
 

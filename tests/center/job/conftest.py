@@ -76,7 +76,7 @@ class World:
         self.store = ResultStore(self.results_url)
         self.log = FrameLog(self.log_dir)
         self._rng = np.random.default_rng(20_160_003)
-        self._next_seq = dict.fromkeys(self.edges, 0)
+        self.next_seq = dict.fromkeys(self.edges, 0)
         for edge in self.edges:
             streams = (StreamRecord("downloads", COLUMNS, LIVE),)
             begin_session(
@@ -99,8 +99,8 @@ class World:
 
     def ship(self, edge: EdgeId, ref: QueryRef, body: FrameBody) -> None:
         """A frame as the gateway stores and indexes it."""
-        seq = self._next_seq[edge]
-        self._next_seq[edge] += 1
+        seq = self.next_seq[edge]
+        self.next_seq[edge] += 1
         frame = Frame.pack(seq, ref, body)
         partials, facts = split_body(body)
         (location,) = self.log.append([StoredFrame(ref, edge, "i1", seq, partials)])

@@ -25,6 +25,7 @@ from edgewater.wire import QueryRef
 from tests.center.job.conftest import World, spec
 from tests.center.job.in_process_merger import InProcessMerger
 from tests.center.job.plans import Failing, Plans
+from tests.insides import engine_of
 
 MANY = [f"/{i:05d}" for i in range(200)]
 """URLs of a slice of more than 1 KB."""
@@ -129,7 +130,7 @@ def test_slices_with_too_many_deltas_are_merged_by_tasks_before_the_answer(world
     for _ in range(2 * MAX_SIDE_BY_SIDE):
         ship_windows(world, ref, 1, ["/a"])
         job.run()
-        with job.store._engine.connect() as connection:
+        with engine_of(job.store).connect() as connection:
             assert connection.execute(select(func.count()).select_from(t.deltas)).scalar_one() <= MAX_SIDE_BY_SIDE
     world.end(ref)
     job.run()

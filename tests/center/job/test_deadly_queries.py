@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import multiprocessing
+import os
 import signal
 from contextlib import closing
 from pathlib import Path
@@ -26,12 +27,13 @@ from edgewater.wire import QueryRef
 from tests.center.job.conftest import World
 from tests.center.job.in_process_merger import InProcessMerger
 from tests.center.job.plans import Plans, deadly, install_deadly
+from tests.insides import engine_of
 
 
 def poison(world: World, ref: QueryRef, does: str = "") -> None:
     """Adds to the merged slices what no worker has to read again, and the driver has to merge."""
     row = {"query": f"{ref.name}@{ref.version}", "slice_start_ms": 0, "synopsis": deadly(does)}
-    with write_transaction(world.store._engine) as connection:
+    with write_transaction(engine_of(world.store)) as connection:
         connection.execute(insert(t.deltas).values(**row))
 
 
@@ -151,20 +153,20 @@ def test_deaths_that_are_far_apart_and_deleted_queries_count_for_nothing(world: 
     die_of(world, "b@1")
     die_of(world, "gone@7")
     assert world.catalog.quarantine.queries() == {}
-    with write_transaction(world.catalog._engine) as connection:
+    with write_transaction(engine_of(world.catalog)) as connection:
         assert connection.execute(delete(schema.set_aside_queries)).rowcount == 1
 
 
 def test_what_a_dead_process_leaves_is_taken_once_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
     progress = DriverProgress(tmp_path)
     progress.enter(Track.LEDGER, "a@1")
-    progress_path(tmp_path, 1 << 30).write_bytes(progress._path.read_bytes())
+    progress_path(tmp_path, 1 << 30).write_bytes(progress_path(tmp_path, os.getpid()).read_bytes())
     living = (tmp_path / "1.progress").open("w+b")
-    living.write(progress._path.read_bytes())
+    living.write(progress_path(tmp_path, os.getpid()).read_bytes())
     living.flush()
     fcntl.flock(living, fcntl.LOCK_EX)
     assert progress.take_left() == ["a@1"] and progress.take_left() == []
-    assert progress._path.stat().st_mode & 0o777 == 0o600
+    assert progress_path(tmp_path, os.getpid()).stat().st_mode & 0o777 == 0o600
     living.close()
     assert progress.take_left() == ["a@1"]
 
@@ -175,7 +177,7 @@ def test_what_a_dead_driver_leaves_is_taken_by_the_next_one_of_its_partition(tmp
     progress = DriverProgress(tmp_path)
     for number, key in enumerate(keys):
         progress.enter(Track.LEDGER, key)
-        progress_path(tmp_path, (1 << 30) + number).write_bytes(progress._path.read_bytes())
+        progress_path(tmp_path, (1 << 30) + number).write_bytes(progress_path(tmp_path, os.getpid()).read_bytes())
     progress.step(Track.LEDGER)
 
     # Both partitions have a new driver at the same time: neither takes what is the other's.
@@ -187,7 +189,7 @@ def test_what_a_dead_driver_leaves_is_taken_by_the_next_one_of_its_partition(tmp
 def test_a_file_of_progress_has_its_place_on_the_disk_from_the_beginning(tmp_path: Path) -> None:
     """Otherwise a driver that starts while the disk is full is ended by SIGBUS, without a message."""
     progress = DriverProgress(tmp_path)
-    assert progress._path.stat().st_blocks > 0
+    assert progress_path(tmp_path, os.getpid()).stat().st_blocks > 0
     progress.close()
 
 

@@ -19,6 +19,7 @@ from edgewater.model.registered_query import query_key
 from edgewater.runtime.tasks import Tasks
 from edgewater.synopses import GroupedAggregate, RowSampleStack
 from edgewater.wire import QueryRef, SliceClose
+from tests.insides import reading
 
 ROWS = 5_000
 
@@ -67,7 +68,7 @@ def test_every_edge_gets_the_rate_that_the_newest_window_needed(world: Any, writ
 
     assert set(first) == set(world.edges)
     assert 0.03 < first[world.edges[0]] < second[world.edges[0]] < 1.0
-    assert metrics.needed_rate.labels("q", "jfk")._value.get() == second[world.edges[0]]
+    assert reading(metrics.needed_rate.labels("q", "jfk")) == second[world.edges[0]]
 
 
 def test_a_sample_that_would_make_other_measures_wrong_is_not_asked_for(world: Any, writer: LedgerWriter) -> None:

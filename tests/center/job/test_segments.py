@@ -24,6 +24,7 @@ from edgewater.wire import QueryRef
 from tests.center.job.conftest import World, spec
 from tests.center.job.in_process_merger import InProcessMerger
 from tests.center.job.plans import Failing, Plans
+from tests.insides import engine_of
 
 OWN = ALL_QUERIES.directory
 
@@ -241,7 +242,7 @@ def test_a_disk_that_is_full_at_the_driver_applies_nothing_and_sets_nothing_asid
             (pages,) = connection.execute("PRAGMA page_count").fetchone()
             connection.execute(f"PRAGMA max_page_count = {pages}")
 
-        engine = job.store._engine
+        engine = engine_of(job.store)
         event.listen(engine, "connect", no_more_pages)
         engine.dispose()
         for _ in range(4):

@@ -100,8 +100,8 @@ def put_store(source: Path, name: str, directory: Path) -> None:
 def restored_world(path: Path, world: World, database: str | None = None) -> World:
     """The restored center, to whose edges the same frames may be told."""
     again = World(path, database=database)
-    again.truth, again._next_seq, again.now = world.truth, dict(world._next_seq), world.now
-    for edge, seq in again._next_seq.items():
+    again.truth, again.next_seq, again.now = world.truth, dict(world.next_seq), world.now
+    for edge, seq in again.next_seq.items():
         record = again.catalog.edges.get(edge)
         start = SessionStart(edge, "i1", {}, record.streams, oldest_seq=seq, next_seq=seq, now_ms=again.now)
         begin_session(again.catalog, start)
@@ -169,7 +169,7 @@ def _take_and_restore(tmp_path: Path, world: World, job: Plans, targets: list[st
             again.catalog.alarms.add("after", "", JFK, 1)  # its number is new
             for edge in again.edges:
                 acked = acked_through(again.catalog, edge, "i1")
-                again._next_seq[edge] = 0 if acked is None else acked + 1
+                again.next_seq[edge] = 0 if acked is None else acked + 1
             again.end(ref)  # as if the edges had sent nothing since
             restored.run()
             assert again.all_consumed(), "each frame that was not applied is in the log"

@@ -23,6 +23,7 @@ from edgewater.base.errors import Conflict, NotFound
 from edgewater.wire import FrameBody, Partial, QueryRef, SliceClose
 from tests.center.job.conftest import World, synopsis
 from tests.center.job.plans import Plans
+from tests.insides import engine_of
 
 FAR = 1 << 40
 
@@ -193,7 +194,7 @@ def test_what_a_retried_frame_has_for_final_windows_is_counted_on_them(
     command(world, "retry", "a@1", "1")
     job.run()
     assert world.answers() == before
-    with world.store._engine.connect() as connection:
+    with engine_of(world.store).connect() as connection:
         assert late_by_window(connection, "a@1", [(0, 1000)]) == {0: {"after-final": LateRecords(7)}}
     job.close()
 

@@ -18,6 +18,7 @@ from center.results.late_records import late_by_window
 from edgewater.answers import Amount, Cause, Phase, WithheldBound
 from edgewater.wire import DroppedRecords, DropReason, Withheld
 from tests.center.results_world import KEY, MINUTE, REF, Job, answers_after, total
+from tests.insides import engine_of
 
 OpenJob = Callable[..., Job]
 MOST = 5
@@ -193,7 +194,7 @@ def test_no_correction_is_lost_or_written_twice_by_kills(job: Job, open_job: Ope
         if broken and statement.startswith("INSERT INTO answers"):
             raise OSError("the disk is gone")
 
-    event.listen(job.store._engine, "before_cursor_execute", refuse)
+    event.listen(engine_of(job.store), "before_cursor_execute", refuse)
     before = job.contents()
     with pytest.raises(OSError):
         job.store.correct(2)
@@ -245,7 +246,7 @@ def test_answers_of_an_earlier_release_state_in_their_revision_what_they_stated_
     job: Job, open_job: OpenJob
 ) -> None:
     job.batch(job.frame("a", 3 * MINUTE, m0=1, m2=1))
-    with job.store._engine.begin() as connection:  # as that release had it
+    with engine_of(job.store).begin() as connection:  # as that release had it
         connection.execute(t.corrections.delete())
         connection.execute(insert(t.counters).values(name="late", value=2))
     again = open_job("a", "b")
@@ -293,7 +294,7 @@ def test_in_any_order_of_late_records_the_newest_statements_have_all_of_them(ope
         now_ms = max(now_ms, due_ms)
         job.store.correct(now_ms)
     records, _ = job.store.windows(REF, None, None, 100, min_phase=Phase.FINAL)
-    with job.store._engine.connect() as connection:
+    with engine_of(job.store).connect() as connection:
         known = late_by_window(connection, KEY, [(r.window_start_ms, r.window_end_ms) for r in records])
     for record in records:
         counts = record.facts.records_by(Cause.AFTER_FINAL) + record.facts.records_by(Cause.REJECTED)

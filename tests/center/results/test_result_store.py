@@ -31,6 +31,7 @@ from edgewater.wire import DroppedRecords, DropReason, QueryRef
 from tests.center.results_world import KEY, MINUTE, REF, Job, answers_after, edge_record, partial, registered, total
 from tests.center.snapshots import snapshot
 from tests.examples import examples
+from tests.insides import engine_of
 from tests.refusals import refused
 
 OpenJob = Callable[..., Job]
@@ -79,7 +80,7 @@ def test_the_deltas_of_many_windows_are_read_together_within_a_bound(
     job, reads = open_job("a", window={"sliding": "8m", "every": "1m"}), list[str]()
     frames = [job.frame("a", 0, **{f"m{n}": n + 1}) for n in range(0, 150, 20)]
     job.batch(*frames)
-    event.listen(job.store._engine, "before_cursor_execute", lambda _c, _cursor, sql, *_: reads.append(sql))
+    event.listen(engine_of(job.store), "before_cursor_execute", lambda _c, _cursor, sql, *_: reads.append(sql))
     job.batch(job.frame("a", 160 * MINUTE))
     windows = job.store.windows(REF, None, None, 1_000)[0]
     values = {n * MINUTE: n + 1 for n in range(0, 150, 20)}
@@ -143,7 +144,7 @@ def test_ranges_of_rejected_records_with_one_start_are_kept_apart_and_bounded(op
         fact, deltas = job.frame("a", 0)
         lost = DroppedRecords(0, DropReason.MALFORMED, 2, (n + 1) * MINUTE)
         job.batch((replace(fact, dropped=(lost,)), deltas), now_ms=n)
-        with job.store._engine.connect() as connection:
+        with engine_of(job.store).connect() as connection:
             rows = connection.execute(t.late_slices.select()).all()
         assert sum(row.records for row in rows) == 2 * (n + 1)
         assert 1 <= len(rows) <= MAX_RANGES and max(row.slice_end_ms for row in rows) == (n + 1) * MINUTE
@@ -176,7 +177,7 @@ def test_the_devices_that_a_window_tells_apart_are_bounded(open_job: OpenJob) ->
         dropped = (DroppedRecords(at * MINUTE, DropReason.WRONG_TYPE, 1, (at + 1) * MINUTE, only=o) for o in devices)
         job.batch((replace(fact, dropped=tuple(dropped)), deltas))
     windows = [(-MINUTE, 9 * MINUTE), (0, 10 * MINUTE)]
-    with job.store._engine.connect() as connection:
+    with engine_of(job.store).connect() as connection:
         most, all_of_them = late_by_window(connection, KEY, windows).values()
     assert len(most) == 9 * each and {kind: late.records for kind, late in all_of_them.items()} == {
         "wrong-type": 10 * each
@@ -187,7 +188,7 @@ def test_late_and_rejected_records_are_found_by_window_whatever_the_length_of_th
     rng = np.random.default_rng(7)
     starts, lengths = rng.integers(0, 60, 80) * MINUTE, rng.choice([1, 1, 2, 5, 40], 80) * MINUTE
     rows = {(int(s), int(s + n)): int(rng.integers(1, 9)) for s, n in zip(starts, lengths, strict=True)}
-    with job.store._engine.begin() as connection:
+    with engine_of(job.store).begin() as connection:
         for (start, end), n in rows.items():
             values = {"slice_start_ms": start, "slice_end_ms": end, "through_ms": 70 * MINUTE, "records": n}
             connection.execute(t.late_slices.insert().values(query=KEY, reason="malformed", **values))
@@ -203,7 +204,7 @@ def test_late_and_rejected_records_are_found_by_window_whatever_the_length_of_th
 def test_slices_that_only_this_answer_needs_are_merged_with_stored_ones_and_not_stored(open_job: OpenJob) -> None:
     job, written = open_job("a", window={"sliding": "2m", "every": "1m"}), list[str]()
     job.batch(job.frame("a", 0, m0=1, m1=2))
-    event.listen(job.store._engine, "before_cursor_execute", lambda _c, _cursor, sql, *_: written.append(sql))
+    event.listen(engine_of(job.store), "before_cursor_execute", lambda _c, _cursor, sql, *_: written.append(sql))
     job.batch(job.frame("a", 0, m0=4), job.frame("a", 2 * MINUTE, m0=8))
     assert [total(job.store.answer(REF, start, 1).synopsis) for start in (-MINUTE, 0)] == [13, 15]
     assert not any("INSERT INTO deltas" in sql for sql in written)
@@ -280,7 +281,7 @@ def test_a_failure_in_mid_transaction_leaves_store_and_ledger_as_they_were(job: 
         if broken and statement.startswith(f"INSERT INTO {table}"):
             raise OSError("the disk is gone")
 
-    event.listen(job.store._engine, "before_cursor_execute", refuse)
+    event.listen(engine_of(job.store), "before_cursor_execute", refuse)
     with pytest.raises(OSError):
         job.batch(*frames)
     assert snapshot(job.ledger, REF) == state
@@ -299,7 +300,7 @@ def test_a_commit_that_fails_leaves_the_ledger_as_it_was(job: Job) -> None:
         if failures:
             raise failures.pop()
 
-    event.listen(job.store._engine, "commit", refuse)
+    event.listen(engine_of(job.store), "commit", refuse)
     frame = job.frame("a", MINUTE, m0=1)
     with pytest.raises(OSError):
         job.batch(frame)
@@ -317,7 +318,7 @@ def test_a_ledger_that_cannot_be_loaded_again_at_once_is_loaded_before_the_next_
             raise OSError("the server is gone")
 
     frames = [job.frame("a", MINUTE, m0=1), job.frame("b", MINUTE, m0=2)]
-    event.listen(job.store._engine, "commit", refuse)
+    event.listen(engine_of(job.store), "commit", refuse)
     for _ in range(2):
         with pytest.raises(OSError):
             job.batch(*frames)
@@ -453,7 +454,7 @@ def test_a_batch_writes_no_more_of_the_ledger_than_it_touches(open_job: OpenJob)
         if "INTO ledger_entries" in statement:
             written.extend(row["start_ms"] for row in context.compiled_parameters)
 
-    event.listen(job.store._engine, "before_cursor_execute", note)
+    event.listen(engine_of(job.store), "before_cursor_execute", note)
     job.batch(job.frame("a", 99 * MINUTE, m5=1))
     assert len(written) == 2
     assert set(written) == {5 * MINUTE}

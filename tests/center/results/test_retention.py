@@ -13,6 +13,7 @@ from center.results import schema as t
 from center.results.writes import MAX_TRIMMED_WINDOWS
 from edgewater.base.errors import StorageError
 from tests.center.results_world import MINUTE, REF, Job, answers_after
+from tests.insides import engine_of
 
 OpenJob = Callable[..., Job]
 DAY = 1 << 40
@@ -59,7 +60,7 @@ def test_dropped_answers_are_not_given_again_and_do_not_affect_later_ones(open_j
 def test_a_merged_session_is_dropped_with_the_final_one_after_it(job: Job) -> None:
     rows = [(1, 0, 30, 1, "complete"), (2, 0, 60, 2, "final"), (3, 20, 30, 1, "complete"), (4, 20, 20, 2, "complete")]
     rows += [(5, 90, 99, 1, "final"), (6, 95, 99, 1, "complete"), (7, 95, 95, 2, "complete")]
-    with job.store._engine.begin() as connection:
+    with engine_of(job.store).begin() as connection:
         for answer_id, start, end, revision, phase in rows:
             values = {"window_start_ms": start, "window_end_ms": end, "revision": revision, "phase": phase}
             values |= {"answer_id": answer_id, "query": "q@1", "answered_at_ms": answer_id, "staleness_ms": 0}

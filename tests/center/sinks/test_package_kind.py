@@ -18,12 +18,13 @@ from center.sinks.runner import read_query, sink_answer
 from edgewater.base.errors import InvalidQuery
 from edgewater.client import Answer, Center
 from edgewater.model.measure import Measure
-from edgewater.synopses import plugins, registry
+from edgewater.synopses import plugins
 from edgewater.synopses.plugins import SynopsisPluginWarning
 from tests.center.api.conftest import HOUR, T0, Desk
 from tests.center.sinks.systems import SYSTEMS, System
 from tests.center.sinks.test_keys_in_sinks import catch_up, rows_of, runner
 from tests.edgewater.synopses.test_plugins import points
+from tests.insides import forget_registrations
 from tests.packages import write_package
 
 TERRAIN = """
@@ -78,8 +79,7 @@ TERRAIN = """
 
 
 def install(path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
-    monkeypatch.setattr(registry, "_FUNCTIONS", dict(registry._FUNCTIONS))
-    monkeypatch.setattr(registry, "_KINDS", dict(registry._KINDS))
+    forget_registrations(monkeypatch)
     monkeypatch.setattr(sys, "path", [str(path), *sys.path])
     monkeypatch.setattr(plugins, "INSTALLED", plugins.Plugins(lambda: points(path)))
     write_package(path, "terrains", source, plugins.GROUP, {"terrain": "terrains:ALL"})

@@ -26,6 +26,7 @@ from tests.cells import at_night
 from tests.center.api.conftest import HOUR, T0, Desk
 from tests.center.sinks.alert_receivers import SeriesReceiver
 from tests.center.sinks.systems import SYSTEMS, Delta, Iceberg, Kafka, Parquet, Postgres, System
+from tests.insides import engine_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -407,9 +408,9 @@ def test_a_copy_of_a_center_that_has_given_fewer_answers_stops_and_says_so(
     if not isinstance(system, Series):  # the memory of the copy has no position
         copy = Desk(tmp_path / "copy")
         store = SinkStore(copy.results.engine)
-        with center.store._engine.begin() as connection:
+        with engine_of(center.store).begin() as connection:
             number = connection.exec_driver_sql("SELECT value FROM result_counters WHERE name = 'center'").scalar_one()
-        with store._engine.begin() as connection:
+        with engine_of(store).begin() as connection:
             connection.exec_driver_sql("INSERT INTO result_counters VALUES ('center', ?)", (number,))
         definition = read_definition("out", system.document)
         second = SinkRunner(definition, copy.catalog, copy.results, store, owner="b:1", now_ms=lambda: copy.now)
@@ -438,7 +439,7 @@ def test_hundreds_of_queries_at_rest_are_one_read(center: Center, tmp_path: Path
 def as_of_03(center: Center, system: System, last: int) -> None:
     """Turns what this release has written into what release 0.3 would have written."""
     old = json.dumps({"answer_id": last, "late": 0})
-    with center.store._engine.begin() as connection:
+    with engine_of(center.store).begin() as connection:
         connection.execute(update(sinks).values(is_earlier=-1))
         connection.exec_driver_sql("DELETE FROM result_counters WHERE name = 'center'")
         if isinstance(system, Series):

@@ -22,6 +22,7 @@ from edgewater.base.streams import MAX_TIME_MS, EdgeId
 from edgewater.model.edge_records import HeartbeatRecord, QueryStatusRecord
 from tests.center.catalog_world import FLIGHTS, JFK, LGA, frame, hello, spec
 from tests.center.results_world import MINUTE, REF, Job, total
+from tests.insides import engine_of
 
 MOST = (1 << 63) - 1
 OpenCatalog = Callable[[], Catalog]
@@ -57,7 +58,7 @@ def test_positions_are_seen_in_order_and_without_gaps_whoever_commits_and_whoeve
         if next(attempts) % 4 == 1:
             raise OSError("killed with its positions given and nothing committed")
 
-    event.listen(catalogs[0]._engine, "commit", fail_now_and_then)
+    event.listen(engine_of(catalogs[0]), "commit", fail_now_and_then)
     together = threading.Barrier(gateways)
 
     def send(number: int) -> int:
@@ -123,7 +124,7 @@ def test_of_two_first_hellos_at_once_with_other_column_types_one_is_refused(
         if waiting and (statement == "BEGIN IMMEDIATE" or "FROM counters" in statement):
             waiting.pop()()
 
-    event.listen(catalog._engine, "before_cursor_execute", meanwhile)
+    event.listen(engine_of(catalog), "before_cursor_execute", meanwhile)
     with pytest.raises(ProtocolError, match=r"flights\.distance is int64 at edge jfk and float64 at edge lga"):
         hello(catalog)
     assert not waiting

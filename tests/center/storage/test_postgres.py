@@ -24,6 +24,7 @@ from tests.center.catalog_world import frame, hello, spec
 from tests.center.postgres import PostgresServer
 from tests.center.results_world import MINUTE, REF, Job, total
 from tests.center.snapshots import snapshot
+from tests.insides import engine_of
 
 OpenCatalog = Callable[[], Catalog]
 
@@ -71,7 +72,7 @@ def test_of_two_that_drop_frames_of_one_segment_one_returns_it(
         def meanwhile() -> None:
             waiting.append(pool.submit(other.frames.drop, {query_key(hours): 1}))
 
-        before(catalog._engine, "DELETE FROM frames", meanwhile)
+        before(engine_of(catalog), "DELETE FROM frames", meanwhile)
         dropped += catalog.frames.drop({"miles@1": 1})
         dropped += waiting[0].result()
     assert dropped == ["miles@1/w-1.frames"]
@@ -82,7 +83,7 @@ def test_a_frame_that_meets_its_querys_deletion_is_discarded(
     catalog: Catalog, open_catalog: OpenCatalog, ref: QueryRef
 ) -> None:
     other = open_catalog()
-    before(catalog._engine, "FROM queries", lambda: other.queries.delete("miles", 2))
+    before(engine_of(catalog), "FROM queries", lambda: other.queries.delete("miles", 2))
     assert catalog.frames.index([frame(ref, 1)]) == [IndexOutcome.DISCARDED]
     assert catalog.frames.last_positions() == {"miles@1": 1}
 
@@ -94,7 +95,7 @@ def test_a_server_killed_in_mid_transaction_costs_time_and_nothing_else(
 ) -> None:
     bystander, sleeper = open_catalog(), open_catalog()
     version = sleeper.version()  # Its connection lies in its pool while the server dies and comes back.
-    before(catalog._engine, moment, postgres.kill)
+    before(engine_of(catalog), moment, postgres.kill)
     try:
         for attempt in range(2):
             with pytest.raises(StorageError, match="closed" if attempt == 0 else "refused|closed") as caught:
@@ -121,7 +122,7 @@ def test_a_batch_whose_server_dies_is_applied_once_when_it_is_back(
     job = open_job("a", "b", lateness="10m")
     frames = [job.frame("a", MINUTE, m0=1), job.frame("b", MINUTE, m0=2)]
     state = snapshot(job.ledger, REF)
-    before(job.store._engine, moment, postgres.kill)
+    before(engine_of(job.store), moment, postgres.kill)
     try:
         for _ in range(2):
             with pytest.raises(StorageError):
@@ -150,7 +151,7 @@ def test_heartbeats_resume_when_the_server_is_back(postgres: PostgresServer, url
 
 def test_a_lock_that_nobody_gives_back_is_a_storage_error(url: str, catalog: Catalog, ref: QueryRef) -> None:
     impatient = Catalog(f"{url}%20-c%20lock_timeout=50ms")
-    with write_transaction(catalog._engine) as connection:
+    with write_transaction(engine_of(catalog)) as connection:
         connection.exec_driver_sql("SELECT 1 FROM queries FOR UPDATE")
         with pytest.raises(StorageError, match="lock timeout"):
             impatient.frames.index([frame(ref, 1)])
@@ -193,7 +194,7 @@ def test_stores_behind_a_pooler_of_transactions_commit_durably_whatever_other_cl
         catalog, registry = Catalog(address), ComponentRegistry(address)
         other.execute("SET synchronous_commit = off")
         other.execute("SET lock_timeout = 0")
-        with write_transaction(catalog._engine) as connection:
+        with write_transaction(engine_of(catalog)) as connection:
             names = ("synchronous_commit", "lock_timeout", "idle_in_transaction_session_timeout")
             found = [connection.exec_driver_sql(f"SHOW {name}").scalar_one() for name in names]
         assert found == ["on", "30s", "1min"]

@@ -19,6 +19,7 @@ from edge.codecs.ndjson_codec import NdjsonCodec
 from edge.codecs.schema import EventTime, RecordSchema
 from edge.records import Decoded
 from edgewater.base.errors import InvalidRecord
+from tests.insides import reading
 
 
 class Raw(float):
@@ -122,11 +123,11 @@ def test_integers_that_a_data_frame_has_as_floats_and_booleans_that_it_has_as_in
     with pytest.raises(InvalidRecord):
         check_schema(batch.schema, STRICT, "x")
     check_schema(batch.schema, LENIENT, "x")
-    before = CONVERTED.labels("i")._value.get()
+    before = reading(CONVERTED.labels("i"))
     decoded = convert(batch, LENIENT, NOW)
     assert values(decoded) == [[0.5, 7, True, "x"], [0.5, None, False, "x"], [0.5, 4, None, "x"]]
     assert [(each.reason, each.count) for each in decoded.rejected] == [("wrong-type", 2)]
-    assert CONVERTED.labels("i")._value.get() == before + 3
+    assert reading(CONVERTED.labels("i")) == before + 3
 
 
 MARKED = RecordSchema(
@@ -172,7 +173,7 @@ def test_numbers_of_json_have_a_point_also_beside_a_decimal_comma() -> None:
 
 
 def counted(column: str) -> float:
-    return CONVERTED.labels(column)._value.get()
+    return reading(CONVERTED.labels(column))
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_a_step_of_the_center_s_clock_is_noticed_with_the_next_message() -> None
     for step_s in (1.0, -1.0):
         sender = Sender(NARROW, lambda _: 20_000, clock_s=lambda t, s=step_s: s * (t > 61.0)).run(7)
         assert delay_ms(sender.flow, sender) == pytest.approx(1000 * step_s, abs=450)
-        assert sender.flow._model.rate_bytes_s(0.5) == pytest.approx(4_300.0, rel=0.1)
+        assert sender.flow.model.rate_bytes_s(0.5) == pytest.approx(4_300.0, rel=0.1)
 
 
 @pytest.mark.parametrize("limit_bytes_s", [2_000.0, 50_000.0])

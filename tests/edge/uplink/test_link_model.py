@@ -49,7 +49,7 @@ def test_two_links_that_give_the_same_arrivals_give_the_same_statement() -> None
 def test_a_rate_that_halves_is_believed_after_a_few_messages(demand: int) -> None:
     halved = bucket(1_600.0, 50.0, trace=((0.0, 1.0), (62_000.0, 0.5)))
     sender = Sender(halved, lambda _: demand).run(8)
-    assert sender.flow._model.rate_bytes_s(MID) == pytest.approx(RATE / 2, rel=0.1)
+    assert sender.flow.model.rate_bytes_s(MID) == pytest.approx(RATE / 2, rel=0.1)
     sender.run(6)
     assert sender.calibration(80.0) >= 0.85
 
@@ -70,13 +70,13 @@ def test_a_policer_that_drops_is_met_below_its_rate() -> None:
     policer = bucket(8_000.0, 50.0, 16_384.0, queue_bytes=0.0)
     sender = Sender(policer, lambda _: 20_000).run(WINDOWS)
     assert sender.calibration(20.0) >= 0.8
-    assert sender.flow._model.rate_bytes_s(LOW) <= 1.05 * 16_384.0
+    assert sender.flow.model.rate_bytes_s(LOW) <= 1.05 * 16_384.0
 
 
 def test_a_wide_link_is_not_taken_for_a_narrow_one_although_the_center_pauses() -> None:
     pauses = lambda rng: 0.02 + (0.5 if rng.random() < 0.05 else 0.0)  # noqa: E731
     sender = Sender(SimulatedLink(1e8, latency_ms=5), lambda _: 2e6, hold_s=pauses).run(WINDOWS)
-    assert sender.flow._model.rate_bytes_s(MID) > 1e6
+    assert sender.flow.model.rate_bytes_s(MID) > 1e6
     assert sender.flow.stated_bytes_s == 0.0 or sender.flow.stated_bytes_s > 1e6
 
 

@@ -31,7 +31,7 @@ KEYS = {
 def shipped(subject: Subject, values: object, key: str = "string") -> bytes:
     """What an edge ships of a stack's groups."""
     aggregate = GroupedAggregate({"key": COLUMN_TYPES[key]}, {"m": subject.whole(values)})
-    aggregate._table.encode([KEYS[key]], GROUPS)
+    aggregate.table.encode([KEYS[key]], GROUPS)
     return aggregate.take(np.arange(GROUPS)).to_bytes()
 
 

@@ -11,6 +11,7 @@ from edgewater.model.algebra import LateRecordPolicy, late_record_policy_of, nee
 from edgewater.model.query import QuerySpec
 from edgewater.synopses import CountStack, Function, Properties, function_named, function_names
 from edgewater.synopses.registry import register_function
+from tests.insides import forget_registrations
 from tests.query_specs import query_spec
 from tests.refusals import refused
 
@@ -32,9 +33,8 @@ def _register(name: str, properties: Properties) -> None:
 
 @pytest.fixture(autouse=True)
 def functions(monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgewater.synopses import registry
 
-    monkeypatch.setattr(registry, "_FUNCTIONS", dict(registry._FUNCTIONS))
+    forget_registrations(monkeypatch)
     _register("in_order", ORDERED)
     _register("alone", Properties(mergeable=False))
     _register("by_chance", Properties(reproducible=False))

@@ -13,6 +13,7 @@ from edgewater.model.query import QuerySpec
 from edgewater.model.syntax import parse_sql
 from edgewater.synopses import Parameter, SampleFunction, registry, require_fit, sample_function
 from edgewater.synopses.registry import MAX_STATE_BYTES
+from tests.insides import forget_registrations
 from tests.query_specs import query_spec
 from tests.refusals import refused
 
@@ -107,7 +108,7 @@ def test_infinities_of_both_signs_merge_to_nan_without_a_warning(text: str) -> N
 
 
 def test_a_function_with_the_name_of_an_sql_function_gets_all_of_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_FUNCTIONS", dict(registry._FUNCTIONS))
+    forget_registrations(monkeypatch)
     del registry._FUNCTIONS["quantile"]
     for name in ("corr", "quantile"):
         registry.register_function(sample_function(name, SampleFunction(), {"q": Parameter.number(0.5, 0, 1)}))
@@ -199,7 +200,7 @@ def test_a_filter_is_a_condition(text: str) -> None:
 
 
 def test_a_function_of_sampled_records_has_no_filter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_FUNCTIONS", dict(registry._FUNCTIONS))
+    forget_registrations(monkeypatch)
     registry.register_function(sample_function("corr", SampleFunction(), {}))
     with pytest.raises(InvalidQuery) as refused:
         Measure.parse("m", "corr(x, y) filter (where status >= 500)")

@@ -14,6 +14,7 @@ import pytest
 
 from edgewater.base.errors import StorageError
 from edgewater.runtime.tasks import Tasks
+from tests.insides import reading
 
 ROOT = Path(__file__).resolve().parents[3]
 STARTERS = {"create_task", "ensure_future", "Thread", "Timer", "TaskGroup", "run_coroutine_threadsafe"}
@@ -128,8 +129,8 @@ def test_a_task_that_fails_is_logged_counted_stated_and_ends_the_process(
     with caplog.at_level(logging.ERROR):
         asyncio.run(run())
     assert ended == [1], "once"
-    assert tasks.failures.labels("poll")._value.get() == 2
-    assert tasks.failures.labels("other")._value.get() == 0, "it was cancelled"
+    assert reading(tasks.failures.labels("poll")) == 2
+    assert reading(tasks.failures.labels("other")) == 0, "it was cancelled"
     (stated,) = tasks.missing()
     assert "poll" in stated and "secret" not in stated
     assert caplog.records[0].exc_info is not None
@@ -147,7 +148,7 @@ def test_a_thread_that_fails_ends_the_process(failure: type[BaseException]) -> N
         raise failure
 
     tasks.thread("sinks", fail).join()
-    assert ended.is_set() and tasks.failures.labels("sinks")._value.get() == 1
+    assert ended.is_set() and reading(tasks.failures.labels("sinks")) == 1
 
 
 def test_an_exception_that_the_owner_handles_and_an_end_in_order_are_no_failures() -> None:

@@ -15,9 +15,10 @@ from edge.core.core import EdgeCore
 from edge.core.events import Configured, QueryRefused
 from edge.core.streams import StreamSpec
 from edgewater.model.query import QuerySpec
-from edgewater.synopses import plugins, registry
+from edgewater.synopses import plugins
 from edgewater.synopses.plugins import Plugins
 from edgewater.wire import QueryRef
+from tests.insides import forget_registrations
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/how-to/your-own-synopsis.md").read_text()
@@ -46,8 +47,7 @@ def test_the_function_of_the_page_answers_in_a_query_and_an_edge_refuses_other_t
     from importlib.metadata import EntryPoint
 
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setattr(registry, "_FUNCTIONS", dict(registry._FUNCTIONS))
-    monkeypatch.setattr(registry, "_KINDS", dict(registry._KINDS))
+    forget_registrations(monkeypatch)
     with monkeypatch.context() as inside:
         inside.setattr(plugins, "INSTALLED", Plugins(lambda: [EntryPoint("growth", "growth:SYNOPSES", plugins.GROUP)]))
         spec = QuerySpec.from_mapping(QUERY)

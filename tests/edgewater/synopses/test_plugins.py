@@ -19,6 +19,7 @@ from edgewater.synopses import Count, HyperLogLog, from_bytes, plugins, registry
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.plugins import PluginProblem, Plugins, SynopsisPluginWarning
 from edgewater.synopses.registry import function_named, function_names, stack_from_message
+from tests.insides import forget_registrations
 from tests.packages import write_package
 from tests.refusals import refused
 
@@ -51,8 +52,7 @@ TALLY = """
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """Installs distributions on a separate path, the only one that `Plugins` searches. Restores the registry
     afterwards."""
-    monkeypatch.setattr(registry, "_FUNCTIONS", dict(registry._FUNCTIONS))
-    monkeypatch.setattr(registry, "_KINDS", dict(registry._KINDS))
+    forget_registrations(monkeypatch)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setattr(plugins, "INSTALLED", Plugins(lambda: points(tmp_path)))
     modules = set(sys.modules)
@@ -161,7 +161,7 @@ def test_a_package_may_look_up_functions_while_it_is_imported(install: Install) 
 
 
 def test_the_error_for_an_unknown_kind_says_that_a_package_may_not_be_installed(install: Install) -> None:
-    message = HyperLogLog()._stack.to_message()
+    message = HyperLogLog().stack.to_message()
     message.kind = "moments"
     with pytest.raises(UnsupportedVersion):
         stack_from_message(message)

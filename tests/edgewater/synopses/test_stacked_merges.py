@@ -29,7 +29,7 @@ def test_bytes_are_those_of_merging_one_by_one(function: str, group_by: tuple[st
     for call in FUNCTIONS[function]:
         each = partials(call, group_by)
 
-        assert GroupedAggregate.merge_bytes(each) == GroupedAggregate._merge_one_by_one(each)
+        assert GroupedAggregate.merge_bytes(each) == GroupedAggregate.merge_one_by_one(each)
 
 
 def test_a_key_that_is_no_bool_is_refused_in_a_stack_too() -> None:
@@ -52,8 +52,8 @@ def test_collapsed_dense_and_huge_states_too(values: str) -> None:
             "huge": [1e300, -1e300] * 3_000,
         }
         stacks = {
-            "q": DDSketch(0.002)._stack.take(np.zeros(0, np.int64)),
-            "d": HyperLogLog(4)._stack.take(np.zeros(0, np.int64)),
+            "q": DDSketch(0.002).stack.take(np.zeros(0, np.int64)),
+            "d": HyperLogLog(4).stack.take(np.zeros(0, np.int64)),
         }
         float_sum = kind_named("float_sum")()
         aggregate = GroupedAggregate({"key": pa.int64()}, {**stacks, "s": float_sum})
@@ -61,7 +61,7 @@ def test_collapsed_dense_and_huge_states_too(values: str) -> None:
         aggregate.update([pa.array(rng.integers(0, 3, rows) + seed % 2)], dict.fromkeys("qds", column), rows)
         each.append(aggregate.to_bytes())
 
-    assert GroupedAggregate.merge_bytes(each) == GroupedAggregate._merge_one_by_one(each)
+    assert GroupedAggregate.merge_bytes(each) == GroupedAggregate.merge_one_by_one(each)
 
 
 def of_keys(keys: list[str], amount: int) -> bytes:
@@ -74,7 +74,7 @@ def of_keys(keys: list[str], amount: int) -> bytes:
 def test_sums_beyond_int64_carry() -> None:
     each = [of_keys(["a", "b"], amount) for amount in (1 << 62, 1 << 62, -(1 << 63), 1 << 62, 1 << 62, 1 << 62)]
 
-    assert GroupedAggregate.merge_bytes(each) == GroupedAggregate._merge_one_by_one(each)
+    assert GroupedAggregate.merge_bytes(each) == GroupedAggregate.merge_one_by_one(each)
 
 
 def test_faults_that_cancel_out_over_partials_are_found() -> None:

@@ -49,9 +49,9 @@ def test_a_story_of_one_sketch() -> None:
 
 
 def test_for_error_returns_the_smallest_sufficient_sketch() -> None:
-    assert HyperLogLog.for_error(0.0082)._stack.precision == 14
-    assert HyperLogLog.for_error(0.0081)._stack.precision == 15
-    assert HyperLogLog.for_error(1.0)._stack.precision == 4
+    assert HyperLogLog.for_error(0.0082).stack.precision == 14
+    assert HyperLogLog.for_error(0.0081).stack.precision == 15
+    assert HyperLogLog.for_error(1.0).stack.precision == 4
     with refused(InvalidRequest, "epsilon"):
         HyperLogLog.for_error(0.001)
 

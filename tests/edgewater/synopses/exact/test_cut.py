@@ -36,7 +36,7 @@ def test_integer_sums_beyond_64_bits_too(values: list[int], quantum: float) -> N
 
 
 def _total(stack: IntegerSumStack) -> int:
-    low, carry = stack._wide()
+    low, carry = stack.wide()
     return int(low[1]) + (int(carry[1]) << 64)
 
 

@@ -169,7 +169,7 @@ def test_a_partial_with_a_negative_zero_gives_the_same_bytes_in_any_order_and_as
     message.parts[0].arrays[1].CopyFrom(codec.encode(np.array([-0.0])))
     partials = [partial([1, 1, 2], [1.0, 2.0**-60, 3.0]), codec.seal(message), partial([2, 2], [1e100, 1.0])]
     merged = GroupedAggregate.merge_bytes([partials[at] for at in order])
-    assert merged == GroupedAggregate._merge_one_by_one([partials[at] for at in order])
+    assert merged == GroupedAggregate.merge_one_by_one([partials[at] for at in order])
     sums = GroupedAggregate.from_bytes(merged)
     values = dict(zip(sums.rows()[0].to_pylist(), sums.query("m").value, strict=True))
     assert values == {1: 1.0, 2: 1e100, 7: 0.0} and not np.signbit(values[7])

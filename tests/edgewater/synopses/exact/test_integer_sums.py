@@ -41,10 +41,10 @@ def test_sums_and_their_merges_are_those_of_unbounded_integers(
     truth = [sum(v for g, v in left if g == group) for group in range(3)]
     for group, target in enumerate((2, 0, 1)):
         truth[target] += sum(v for g, v in right if g == group)
-    assert exact(*one._wide()) == truth
+    assert exact(*one.wide()) == truth
     assert np.allclose(one._total(), [float(t) for t in truth], rtol=1e-15, atol=0)
     again = IntegerSumStack.from_message(one.to_message())
-    assert exact(*again._wide()) == truth
+    assert exact(*again.wide()) == truth
     assert len(one.to_message().arrays) == (2 if all(LEAST <= t <= GREATEST for t in truth) else 3)
 
 

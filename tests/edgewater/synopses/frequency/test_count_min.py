@@ -17,7 +17,7 @@ SEED = 11
 
 def test_a_story_of_one_sketch() -> None:
     sketch: CountMin = CountMin.for_error(0.001, 0.01)
-    assert isinstance(sketch, Synopsis) and sketch._stack.parameters == {"width": 4096, "depth": 5}
+    assert isinstance(sketch, Synopsis) and sketch.stack.parameters == {"width": 4096, "depth": 5}
     sketch.update(pa.array(["/", "/a", None, "/"]))
     assert sketch.query(Count()).value == 3 == sketch.query().value == sketch.records
     answer = sketch.query(Frequency("/"))
@@ -62,11 +62,11 @@ def test_collisions_in_two_rows_are_independent(seed: int) -> None:
 
 
 def test_for_error_gives_the_sizes_of_the_paper() -> None:
-    assert CountMin.for_error(math.e / 65536 * 1.0001, math.exp(-5) * 1.0001)._stack.parameters == {
+    assert CountMin.for_error(math.e / 65536 * 1.0001, math.exp(-5) * 1.0001).stack.parameters == {
         "width": 65536,
         "depth": 5,
     }
-    assert CountMin.for_error(0.9, 0.9)._stack.parameters == {"width": 16, "depth": 1}
+    assert CountMin.for_error(0.9, 0.9).stack.parameters == {"width": 16, "depth": 1}
     for epsilon, delta, field in ((0, 0.1, "epsilon"), (1e-9, 0.1, "epsilon"), (0.1, 1, "delta")):
         with refused(InvalidRequest, field):
             CountMin.for_error(epsilon, delta)
@@ -106,7 +106,7 @@ def test_an_item_of_another_type_is_refused() -> None:
 def test_counters_that_do_not_add_up_are_corrupt() -> None:
     sketch = CountMin(16, 2)
     sketch.update([1, 2])
-    message = sketch._stack.to_message()
+    message = sketch.stack.to_message()
     message.arrays[1].CopyFrom(codec.encode(np.array([3])))
     with pytest.raises(CorruptSynopsis):
         from_bytes(codec.seal(message))

@@ -18,7 +18,7 @@ def words(n: int, skew: float = 1.2, seed: int = SEED) -> np.ndarray:
 
 def test_a_story_of_one_summary() -> None:
     top: TopK = TopK(2)
-    assert isinstance(top, Synopsis) and isinstance(top._stack, ItemRanking)
+    assert isinstance(top, Synopsis) and isinstance(top.stack, ItemRanking)
     top.update(pa.array(["/", "/a", None, "/", "/b", "/", "/a"]))
     (first, often), (second, _) = top.top()
     assert (first, second) == ("/", "/a") and (often.lower, often.value, often.upper) == (3, 3, 3)
@@ -106,8 +106,8 @@ def test_zeros_and_nan_are_one_item_each() -> None:
 
 
 def test_sizes_and_bad_parameters() -> None:
-    assert TopK.for_error(0.01, 5)._stack.capacity == 100 and TopK()._stack.capacity == 1000
-    assert TopK.for_error(0.5, 20)._stack.capacity == 20, "at least k"
+    assert TopK.for_error(0.01, 5).stack.capacity == 100 and TopK().stack.capacity == 1000
+    assert TopK.for_error(0.5, 20).stack.capacity == 20, "at least k"
     for k, capacity in ((0, None), (5, 4), (5, 1 << 21), (True, None), (2.0, None)):
         with refused(InvalidRequest, "k" if capacity is None else "capacity"):
             TopK(k, capacity)  # type: ignore[arg-type]
@@ -124,7 +124,7 @@ def test_sizes_and_bad_parameters() -> None:
 def test_invalid_counters_are_corrupt() -> None:
     top = TopK(2, 3)
     top.update([1, 1, 2, 3])
-    sound = top._stack.to_message()
+    sound = top.stack.to_message()
     damage = {1: [3], 2: [-1], 3: [2], 4: [1, 1, 0]}
     for array, values in damage.items():
         message = type(sound)()

@@ -29,8 +29,8 @@ def filter_of(values: object, bits: int = 1 << 14, hashes: int = 4) -> BloomFilt
 
 def found(held: BloomFilter, values: np.ndarray) -> np.ndarray:
     """Answers `Contains` for many values at once."""
-    stack, result = held._stack, np.ones(len(values), bool)
-    bits = np.unpackbits(stack._table()[0], bitorder="little").astype(bool)
+    stack, result = held.stack, np.ones(len(values), bool)
+    bits = np.unpackbits(stack.table()[0], bitorder="little").astype(bool)
     for row in range(stack.hashes):
         result &= bits[stack._position(stack._hash(values), row)]
     return result
@@ -97,8 +97,8 @@ def test_the_or_is_the_union_and_the_and_is_not_the_intersection() -> None:
     a, b = np.arange(0, 2000), np.arange(1500, 3500)
     left, right = filter_of(a), filter_of(b)
     assert left.merge_many([right]).fill == filter_of(np.arange(3500)).fill
-    common = left._stack._table() & right._stack._table()
-    assert np.bitwise_count(common).sum() > np.bitwise_count(filter_of(np.arange(1500, 2000))._stack._table()).sum()
+    common = left.stack.table() & right.stack.table()
+    assert np.bitwise_count(common).sum() > np.bitwise_count(filter_of(np.arange(1500, 2000)).stack.table()).sum()
     answer = left.query(IntersectionSize(right))
     assert answer.lower <= 500 <= answer.upper and abs(answer.value - 500) < 100
 

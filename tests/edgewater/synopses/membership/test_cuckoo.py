@@ -29,9 +29,9 @@ each_kind = pytest.mark.parametrize("kind", [CuckooFilter, CountingCuckooFilter]
 
 def found(held: CuckooFilter | CountingCuckooFilter, values: np.ndarray) -> np.ndarray:
     """Answers `Contains` for many values at once."""
-    stack = held._stack
-    keys = stack._table.keys(0, stack._hash(values))
-    return stack._table.holds(keys) | (stack._stash.holds(keys) > 0)
+    stack = held.stack
+    keys = stack.table.keys(0, stack._hash(values))
+    return stack.table.holds(keys) | (stack._stash.holds(keys) > 0)
 
 
 def different(n: int, seed: int = SEED) -> np.ndarray:
@@ -40,7 +40,7 @@ def different(n: int, seed: int = SEED) -> np.ndarray:
 
 def test_a_story_of_a_set() -> None:
     held: CuckooFilter = CuckooFilter.for_capacity(1000)
-    assert isinstance(held, Synopsis) and held._stack.buckets == 512
+    assert isinstance(held, Synopsis) and held.stack.buckets == 512
     held.update(pa.array(["ann", None, "bob", "ann"]))
     yes, no = held.query(Contains("ann")), held.query(Contains("cy"))
     assert yes.value == 1 and 0.999 < yes.confidence < 1 and yes.basis == "cuckoo"
@@ -49,7 +49,7 @@ def test_a_story_of_a_set() -> None:
     other = CuckooFilter.for_capacity(1000)
     other.update(["bob", "cy"])
     both = held.merge_many([other, other, held])
-    assert codec.seal(both._stack.to_message()) == codec.seal(other.merge_many([held])._stack.to_message())
+    assert codec.seal(both.stack.to_message()) == codec.seal(other.merge_many([held]).stack.to_message())
     assert round(both.query(Distinct()).value) == 3 and both.query(Contains("cy")).value == 1
     again = from_bytes(both.to_bytes())
     assert isinstance(again, CuckooFilter) and again.query() == both.query()
@@ -75,9 +75,9 @@ def test_there_are_no_false_negatives_in_an_overfull_filter(kind: type, load: fl
         held.update(part)
     assert found(held, values).all()
     assert held.overfull == (load > 0.95)
-    stack = held._stack
-    stashed = int((~stack._table.holds(stack._stash.keys)).sum())
-    assert int(stack._table.sizes()[0]) + stashed == len(stack._contents()[0])
+    stack = held.stack
+    stashed = int((~stack.table.holds(stack._stash.keys)).sum())
+    assert int(stack.table.sizes()[0]) + stashed == len(stack._contents()[0])
     if load <= 0.95:
         assert stashed == 0, "all have a place in the table"
     else:
@@ -127,9 +127,9 @@ def test_intervals_of_sizes_contain_the_true_value_as_often_as_stated() -> None:
 
 
 def test_sizes_and_bad_parameters() -> None:
-    assert CuckooFilter.for_capacity(1)._stack.buckets == 1
-    assert CuckooFilter.for_capacity(3891)._stack.buckets == 1024
-    assert CuckooFilter.for_capacity(3892)._stack.buckets == 2048
+    assert CuckooFilter.for_capacity(1).stack.buckets == 1
+    assert CuckooFilter.for_capacity(3891).stack.buckets == 1024
+    assert CuckooFilter.for_capacity(3892).stack.buckets == 2048
     for buckets in (0, 3, 1 << 25, 2.0, True):
         with refused(InvalidRequest, "buckets"):
             CuckooFilter(buckets)  # type: ignore[arg-type]
@@ -147,7 +147,7 @@ def test_cells_outside_the_table_are_corrupt() -> None:
     held = CuckooFilter(8)
     held.update(np.arange(10))
     for array, values in ((1, np.full(10, 9)), (2, np.zeros(10, np.int64)), (0, np.array([9])), (1, np.arange(9))):
-        message = held._stack.to_message()
+        message = held.stack.to_message()
         message.arrays[array].CopyFrom(codec.encode(values))
         with pytest.raises(CorruptSynopsis):
             from_bytes(codec.seal(message))

@@ -120,8 +120,8 @@ def test_an_empty_sketch_has_no_quantile() -> None:
 def test_a_sketch_collapses_evenly_when_it_has_too_many_bins() -> None:
     values = DATA["wide"]
     sketch = sketch_of(values)
-    assert len(sketch._stack._consolidate()[0]) <= MAX_BINS
-    level = int(sketch._stack._view("level")[0])
+    assert len(sketch.stack.consolidate()[0]) <= MAX_BINS
+    level = int(sketch.stack._view("level")[0])
     assert level > 0
     assert sketch.current_accuracy == pytest.approx(collapsed_accuracy(0.01, level))
     # Low quantiles are as accurate as high ones: the collapse is uniform.
@@ -135,10 +135,10 @@ def test_sketches_of_different_levels_merge_to_the_sketch_of_one_pass() -> None:
     both = sketch_of(narrow).merge_many([sketch_of(wide)])
     assert both.to_bytes() == sketch_of(wide).merge_many([sketch_of(narrow)]).to_bytes()
     straight = sketch_of(np.concatenate([wide, narrow]))
-    np.testing.assert_array_equal(both._stack._consolidate(), straight._stack._consolidate())
+    np.testing.assert_array_equal(both.stack.consolidate(), straight.stack.consolidate())
     late = sketch_of(wide)
     late.update(narrow)
-    np.testing.assert_array_equal(late._stack._consolidate(), straight._stack._consolidate())
+    np.testing.assert_array_equal(late.stack.consolidate(), straight.stack.consolidate())
 
 
 def test_a_story_of_one_sketch() -> None:

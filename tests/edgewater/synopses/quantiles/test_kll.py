@@ -152,7 +152,7 @@ def test_extremes_are_exact_and_weights_add_up() -> None:
     assert sketch.query(Minimum()).value == -math.inf == sketch.query(Quantile(0)).value
     assert sketch.query(Maximum()).value == math.inf == sketch.query(Quantile(1)).upper
     assert sketch.query(Count()).value == 70_003, "NaN has no rank"
-    _, _, levels = sketch._stack._compacted_copy()._rows
+    _, _, levels = sketch.stack._compacted_copy()._rows
     assert (2.0**levels).sum() == 70_003
     assert sketch.query(Rank(math.inf)).lower == 1
 

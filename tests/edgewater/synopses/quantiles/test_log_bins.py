@@ -16,7 +16,7 @@ magnitudes = st.floats(min_value=5e-324, allow_infinity=False, allow_nan=False)
 @each_accuracy
 def test_every_boundary_belongs_to_the_bin_below_it(accuracy: float) -> None:
     bins = log_bins(accuracy)
-    edges = bins._edges
+    edges = bins.edges
     numbers = np.arange(bins.lowest, bins.highest + 1)
     np.testing.assert_array_equal(bins.find(edges), numbers)
     np.testing.assert_array_equal(bins.find(np.nextafter(edges[:-1], np.inf)), numbers[1:])
@@ -27,7 +27,7 @@ def test_every_boundary_belongs_to_the_bin_below_it(accuracy: float) -> None:
 def test_bins_are_those_of_a_plain_search(accuracy: float) -> None:
     bins = log_bins(accuracy)
     values = np.random.default_rng(3).integers(1, 0x7FEFFFFFFFFFFFFF, 200_000).view(np.float64)
-    np.testing.assert_array_equal(bins.find(values), np.searchsorted(bins._edges, values) + bins.lowest)
+    np.testing.assert_array_equal(bins.find(values), np.searchsorted(bins.edges, values) + bins.lowest)
 
 
 @each_accuracy
@@ -41,7 +41,7 @@ def test_boundaries_are_powers_of_gamma(accuracy: float) -> None:
 
 def test_boundaries_have_the_same_bits_on_every_platform() -> None:
     """With another rounding of multiplications, boundary values would fall into other bins."""
-    edges = log_bins(0.01)._edges
+    edges = log_bins(0.01).edges
     assert (log_bins(0.01).lowest, log_bins(0.01).highest) == (-35418, 35488)
     shown = [edges[35418 + k].hex() for k in (-1000, -1, 1, 2, 1000)]
     assert shown == EDGES

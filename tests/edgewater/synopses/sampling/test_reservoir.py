@@ -97,8 +97,8 @@ def test_special_numbers_do_not_give_wrong_answers() -> None:
 
 
 def test_for_error_gives_the_size_that_the_error_needs() -> None:
-    assert ReservoirSample.for_error(0.05)._stack.size == 385
-    assert ReservoirSample.for_error(0.05, confidence=0.99)._stack.size == 664
+    assert ReservoirSample.for_error(0.05).stack.size == 385
+    assert ReservoirSample.for_error(0.05, confidence=0.99).stack.size == 664
     with refused(InvalidRequest, "epsilon"):
         ReservoirSample.for_error(1e-5)
 

@@ -14,8 +14,9 @@ import yaml
 
 from center.early import estimate_function
 from edgewater.model.query import QuerySpec
-from edgewater.synopses import plugins, registry
+from edgewater.synopses import plugins
 from edgewater.synopses.plugins import Plugins
+from tests.insides import forget_registrations
 
 PAGE = (Path(__file__).parents[4] / "docs/how-to/sample-a-function.md").read_text()
 FILES = dict(re.findall(r"<!-- file: (\S+) -->\n```python\n(.*?)```", PAGE, re.DOTALL))
@@ -28,7 +29,7 @@ def test_a_query_with_an_accuracy_can_use_the_function_of_the_page(
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(registry, "_FUNCTIONS", dict(registry._FUNCTIONS))
+    forget_registrations(monkeypatch)
     points = [EntryPoint("trimming", "trimming:TRIMMED_MEAN", plugins.GROUP)]
     monkeypatch.setattr(plugins, "INSTALLED", Plugins(lambda: points))
 

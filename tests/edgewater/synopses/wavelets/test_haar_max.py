@@ -14,7 +14,7 @@ def wavelet_of(values: object, coefficients: int = 16, batch: int = 1 << 20) -> 
     wavelet, signal = MaxErrorWavelet(coefficients), np.asarray(values, float)
     for at in range(0, len(signal), batch):
         wavelet.update(signal[at : at + batch])
-        wavelet._consolidate()
+        wavelet.consolidate()
     return wavelet
 
 
