@@ -92,7 +92,7 @@ class ItemStack(ArrayStack):
             IncompatibleSynopses: another kind, parameters, seed or item type.
             InvalidRequest: another number of groups.
         """
-        stack = getattr(other, "_stack", other)
+        stack = getattr(other, "stack", other)
         codec.require_equal("synopses", self.kind, getattr(stack, "kind", type(other).__name__))
         if len(stack) not in (1, len(self)):
             raise InvalidRequest("other", f"{len(stack)} groups", f"1 group or {len(self)}")

@@ -76,7 +76,7 @@ def merge_bytes(partials: Sequence[bytes]) -> bytes:
         return GroupedAggregate.merge_bytes(partials)
     union = _merge_objects(first, [numbered(number, of, from_bytes, partials[number]) for number in range(1, of)])
     data: bytes = union.to_bytes()
-    require_readable(getattr(union, "_stack", union), codec.unseal(data))
+    require_readable(getattr(union, "stack", union), codec.unseal(data))
     return data
 
 
