@@ -242,7 +242,7 @@ class Singles:
 def ask(synopsis: Any) -> None:
     if isinstance(synopsis, GroupedAggregate):
         return evaluate(synopsis)
-    stack = getattr(synopsis, "_stack", None)
+    stack = getattr(synopsis, "stack", None)
     if stack is not None:
         return answers(stack)
     for question in (None, Point(0), RangeSum(0, 0), RangeSum(0, max(min(synopsis.records, 1 << 40) - 1, 0))):
