@@ -12,15 +12,22 @@ the number of records is reported, once per window, and the center answers windo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
-from edge.arrivals import BernoulliSampler, SubstreamMonitor
+from edge.arrivals import BernoulliSampler, SubstreamMonitor, WindowSample
 from edge.cache.error_target import NEWEST_WEIGHT
-from edgewater.arrivals import ReportSchedule, SubstreamStatistics, encode_report, fits_report, read_report
+from edgewater.arrivals import (
+    DEFAULT_MAX_SKEW_MS,
+    ReportSchedule,
+    SubstreamStatistics,
+    encode_report,
+    fits_report,
+    read_report,
+)
 from edgewater.base.streams import MIN_TIME_MS
 from edgewater.model.accuracy import MAX_GROUPS
 from edgewater.synopses import DEFAULT_SEED, BoolArray, FloatArray, IntArray
@@ -42,11 +49,13 @@ class SamplingSettings:
         rate: probability with which a record is processed.
         clock_offset_ms: wall time, this edge's clock less the center's.
         reason: why the rate is below 1.
+        expected_records: the number of records of a window for which the rate is planned; 0: samples are not topped up.
     """
 
     rate: float = 1.0
     clock_offset_ms: int = 0
     reason: SamplingReason = SamplingReason.NONE
+    expected_records: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +88,7 @@ class ArrivalMonitor:
 
     Attributes:
         last_arrival_ms: arrival time of the last batch; never decreases.
+        windows: the samples of windows that are topped up, by start.
     """
 
     def __init__(
@@ -88,6 +98,7 @@ class ArrivalMonitor:
         self.sampling = SamplingSettings()
         self._monitor = SubstreamMonitor(schedule.grid, self.key_types, MAX_GROUPS if key_types else 1)
         self._sampler = BernoulliSampler(source, seed)
+        self.windows: dict[int, WindowSample] = {}
         self._ready: dict[int, SubstreamStatistics] = {}
         self._complete = MIN_TIME_MS  # report slot up to which `_ready` is complete
         self._reported = MIN_TIME_MS  # report slot up to which the center has all statistics
@@ -100,7 +111,8 @@ class ArrivalMonitor:
 
     @property
     def nbytes(self) -> int:
-        return self._monitor.nbytes + sum(READY_BYTES + s.nbytes for s in self._ready.values())
+        kept = sum(window.nbytes for window in self.windows.values())
+        return self._monitor.nbytes + sum(READY_BYTES + s.nbytes for s in self._ready.values()) + kept
 
     def observe(
         self,
@@ -145,19 +157,64 @@ class ArrivalMonitor:
             bounds = values, values
         self._monitor.observe(born, arrival_ms - origin, keys, values[positions], positions, bounds)
 
-    def sample(self, ids: IntArray) -> BoolArray | None:
+    def sample(self, ids: IntArray, window: WindowSample | None = None) -> BoolArray | None:
         """Returns a mask of the records to process; None: all.
 
         Args:
             ids: int64, numbers of the records in their stream, ascending.
+            window: the sample of their window, if it is topped up.
         """
-        if self.sampling.rate >= 1.0 or not len(ids):
+        rate, reason = self.sampling.rate, self.sampling.reason
+        if window is not None:
+            rate, reason = window.rate, SamplingReason.MEASURE
+        if rate >= 1.0 or not len(ids):
             return None
-        self._unreported_reason = self.sampling.reason
+        self._unreported_reason = reason
+        return self._marks(ids) < rate
+
+    def _marks(self, ids: IntArray) -> FloatArray:
         first = int(ids[0])
-        chosen = np.zeros(int(ids[-1]) - first + 1, bool)
-        chosen[self._sampler.keep(first, len(chosen), self.sampling.rate)] = True
-        return np.asarray(chosen[ids - first])
+        return self._sampler.marks(first, int(ids[-1]) - first + 1)[ids - first]
+
+    def set_sampling(self, settings: SamplingSettings) -> None:
+        """Applies new settings. A window keeps the rate with which it began, as long as samples are topped up."""
+        self.sampling = settings
+        if not settings.expected_records:
+            self.windows = {start: window for start, window in self.windows.items() if not window.is_open}
+
+    def begin_window(self, start: int, end: int, now_ms: int) -> None:
+        """Begins the sample of a window at its first record, if it can be topped up when the window ends."""
+        settings = self.sampling
+        if settings.rate < 1.0 and settings.expected_records and self._monotonic_ms(now_ms) < end:
+            self.windows[start] = WindowSample.begin(settings.rate, settings.expected_records)
+
+    def keep(
+        self, window: WindowSample, records: pa.RecordBatch, ids: IntArray, times_ms: IntArray, population: BoolArray
+    ) -> None:
+        """Keeps records of the last batch that were passed over, until the window ends.
+
+        Args:
+            times_ms, population: as in `observe`.
+        """
+        counted = population & (times_ms <= self.last_arrival_ms + DEFAULT_MAX_SKEW_MS)
+        window.add(records, self._marks(ids), counted, self.last_arrival_ms)
+
+    def ended_windows(self, now_ms: int, end: Callable[[int], int]) -> list[int]:
+        """Returns the starts of the windows that have ended and are not topped up yet."""
+        now_ms = self._monotonic_ms(now_ms)
+        return [start for start, window in self.windows.items() if window.is_open and end(start) <= now_ms]
+
+    def add_values(
+        self,
+        times_ms: IntArray,
+        arrival_ms: IntArray,
+        values: FloatArray,
+        keys: Sequence[pa.Array],
+        bounds: tuple[FloatArray, FloatArray] | None,
+    ) -> None:
+        """Adds the values of records that `observe` has counted without them. For the arguments see `observe`."""
+        origin = self.schedule.origin_ms
+        self._monitor.add_values(times_ms - origin, arrival_ms - origin, keys, values, bounds)
 
     @property
     def reported_before_ms(self) -> int:
@@ -290,20 +347,23 @@ class ArrivalMonitor:
 
     def to_state(self) -> State:
         sampling = self.sampling
-        settings = [sampling.rate, sampling.clock_offset_ms, int(sampling.reason)]
+        settings = [sampling.rate, sampling.clock_offset_ms, int(sampling.reason), sampling.expected_records]
         times = [self._complete, self._reported, self.last_arrival_ms]
         ready = {str(index): statistics.to_state() for index, statistics in sorted(self._ready.items())}
         detail = [self._counts_only, self._bytes_per_ms, self._full_bytes]
         numbers = [settings, times, int(self._unreported_reason), detail]
-        return State(numbers, ready, {"monitor": self._monitor.to_state()})
+        windows = {str(start): window.to_state() for start, window in self.windows.items()}
+        return State(numbers, ready, {"monitor": self._monitor.to_state(), "windows": State(components=windows)})
 
     @classmethod
     def from_state(
         cls, state: State, schedule: ReportSchedule, source: int, key_types: Sequence[pa.DataType], seed: int
     ) -> ArrivalMonitor:
         result, grid, monitor = cls(schedule, source, key_types, seed), schedule.grid, state.components["monitor"]
-        (rate, clock_offset_ms, reason), times, unreported_reason, detail = state.numbers
-        result.sampling = SamplingSettings(rate, clock_offset_ms, SamplingReason(reason))
+        (rate, clock_offset_ms, reason, *expected), times, unreported_reason, detail = state.numbers
+        result.sampling = SamplingSettings(rate, clock_offset_ms, SamplingReason(reason), *expected)
+        windows = state.components.get("windows", State()).components  # release 0.3.0 has none
+        result.windows = {int(start): WindowSample.from_state(each) for start, each in windows.items()}
         result._complete, result._reported, result.last_arrival_ms = times
         result._unreported_reason = SamplingReason(unreported_reason)
         result._counts_only, result._bytes_per_ms, result._full_bytes = detail

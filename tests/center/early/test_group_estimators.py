@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from center.early import EarlyAnswerEstimator
+from center.early import EarlyAnswerEstimator, SamplingPlan
 from center.early import groups as group_module
 from center.early.evaluation import SILENT_EXTREMES
 from edge.arrivals import SubstreamMonitor
@@ -85,7 +85,7 @@ def test_after_too_many_groups_all_records_are_needed_and_a_lost_sample_is_remem
     reports.step("xyz", every=2)
     estimator = reports.estimator
     assert estimator.observed.has_too_many_groups and reports.groups == []
-    assert estimator.rates() == dict.fromkeys(EDGES, 1.0), "edges process all records"
+    assert estimator.rates() == dict.fromkeys(EDGES, SamplingPlan()), "edges process all records"
     restored = EarlyAnswerEstimator(estimator.accuracy, estimator.schedule, None)
     restored.restore(estimator.to_text())
     for each in (estimator, restored):

@@ -4,7 +4,14 @@ from itertools import pairwise
 
 import pytest
 
-from center.early import EdgeSamplingController, SamplingRequirement, is_expensive, needed_rate, rates_differ
+from center.early import (
+    EdgeSamplingController,
+    SamplingPlan,
+    SamplingRequirement,
+    is_expensive,
+    needed_plan,
+    plans_differ,
+)
 from center.early.sampling import MAX_AGREEING_HEARTBEATS, ProcessorLoadDetector
 from edgewater.base.streams import EdgeId
 from edgewater.model.query import QuerySpec
@@ -160,11 +167,12 @@ def test_a_query_that_is_registered_again_gets_its_message_again() -> None:
 def test_only_where_a_sample_saves_work_and_spoils_nothing_is_there_a_rate(
     measures: dict[str, str], planned: float, needed: float
 ) -> None:
-    assert needed_rate(spec(**measures), planned) == pytest.approx(needed)
+    assert needed_plan(spec(**measures), SamplingPlan(planned, 1_000.0)) == pytest.approx((needed, 0.0))
 
 
 def test_rates_are_written_down_again_when_they_have_changed_by_a_tenth() -> None:
     e = EdgeId("e")
-    assert rates_differ({}, {e: 1.0})
-    assert not rates_differ({e: 0.2}, {e: 0.21})
-    assert rates_differ({e: 0.2}, {e: 0.25})
+    assert plans_differ({}, {e: SamplingPlan()})
+    assert not plans_differ({e: SamplingPlan(0.2, 100)}, {e: SamplingPlan(0.21, 105)})
+    assert plans_differ({e: SamplingPlan(0.2)}, {e: SamplingPlan(0.25)})
+    assert plans_differ({e: SamplingPlan(0.2, 100)}, {e: SamplingPlan(0.2, 120)})

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from center.early import SamplingPlan
 from edgewater.base.streams import EdgeId
 from edgewater.wire import uplink_pb2 as pb
 from tests.center.gateway_world import RawEdge, center, eventually, spec
@@ -12,9 +13,9 @@ async def test_an_edge_that_cannot_keep_up_gets_the_sampling_rate_that_its_accur
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         measured = {"group_by": None, "measures": {"miles": "sum(distance)"}, "accuracy": {"error": "5%"}}
         query = c.catalog.queries.register(spec(**measured), 1)[0]
-        c.catalog.budgets.record_sampling_rates(query.ref, {EdgeId("jfk"): 0.25})
+        c.catalog.budgets.record_sampling(query.ref, {EdgeId("jfk"): SamplingPlan(0.25)})
         await edge.hello()
-        await eventually(lambda: c.gateway._budget_sync.snapshot.sampling_rates)
+        await eventually(lambda: c.gateway._budget_sync.snapshot.sampling)
         await edge.until("queries", lambda queries: len(queries.queries) == 1)
 
         async def beat(backlog_bytes: int, *busy_shares: float) -> pb.Sampling:
