@@ -178,16 +178,26 @@ def test_kept_records_that_take_too_much_memory_lower_the_rate_that_can_be_reach
     assert set(score.seen) == set(np.flatnonzero(marks(CAME) <= limit).astype(float).tolist()), "one rate holds"
 
 
-@pytest.mark.parametrize("window", [{"sliding": "2s", "every": "1s"}, {"tumbling": "1s"}])
-@pytest.mark.parametrize("expected", [0, EXPECTED])
-def test_neither_under_overload_nor_over_several_slices(score: Counting, window: object, expected: int) -> None:
-    is_tumbling = window == {"tumbling": "1s"}
+@pytest.mark.parametrize(
+    ("window", "expected", "is_topped_up"),
+    [
+        ({"tumbling": "1s"}, (EXPECTED, EXPECTED, EXPECTED), True),
+        ({"tumbling": "1s"}, (EXPECTED, EXPECTED, 0), False),  # overload, which begins in the window
+        ({"tumbling": "1s"}, (EXPECTED, 0, EXPECTED), False),
+        ({"tumbling": "1s"}, (0, EXPECTED, EXPECTED), False),  # its first records were not kept
+        ({"sliding": "2s", "every": "1s"}, (EXPECTED, EXPECTED, EXPECTED), False),
+    ],
+)
+def test_neither_under_overload_nor_over_several_slices(
+    score: Counting, window: object, expected: tuple[int, int, int], is_topped_up: bool
+) -> None:
     edge = core(spec(window=window))
-    come(edge, count=CAME // 2)
-    edge.handle(sampling(expected=expected))
-    come(edge, CAME // 2, CAME // 2)
+    for part, each in enumerate(expected):
+        edge.handle(sampling(expected=each))
+        come(edge, CAME // 4 * part, CAME // 4)
     pull(edge)
-    assert (len(score.seen) == PLANNED) == (is_tumbling and expected > 0)
+    below = set(np.flatnonzero(marks(CAME // 4 * 3) < RATE).astype(float).tolist())
+    assert set(score.seen) == (smallest(PLANNED, CAME // 4 * 3) if is_topped_up else below)
 
 
 def durable(path: Path) -> DurableCore:
