@@ -36,7 +36,10 @@ def test_a_window_with_a_third_of_the_expected_records_meets_its_accuracy(
     monkeypatch: pytest.MonkeyPatch, keys: list[str]
 ) -> None:
     for expected in (EXPECTED, 0):
-        answers = first_answers(world(monkeypatch, expected, 9, keys).answers, 4)
+        result = world(monkeypatch, expected, 9, keys)
+        plans = result.ledger.needed_plans()[REF]
+        assert all(0.7 * CAME < plan.records < 1.1 * CAME for plan in plans.values())
+        answers = first_answers(result.answers, 4)
         early = [a.prediction for a in answers if a.phase is Phase.EARLY and a.prediction is not None]
         assert len(early) >= 3
         for prediction in early:

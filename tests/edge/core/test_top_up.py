@@ -101,7 +101,11 @@ def test_a_window_with_fewer_records_than_expected_gets_the_values_that_were_pla
     edge = core(query)
     come(edge)
     assert len(score.seen) < 0.6 * PLANNED
+    monitor = edge.queries[REF].monitor
+    assert monitor is not None
+    before = monitor.nbytes
     body = pull(edge)
+    assert monitor.nbytes < before - 32 * PLANNED, "kept records count as memory"
     chosen = smallest(PLANNED)
     assert len(score.seen) == PLANNED and set(score.seen) == chosen, "those with the smallest marks, each once"
     assert told(body, query) == (CAME, PLANNED, pytest.approx(sum(chosen), rel=1e-6))
@@ -139,6 +143,15 @@ def test_late_records_are_sampled_at_the_rate_that_the_window_has_reached(score:
     come(edge, CAME + 2_000, 1_000, at_ms=1_300, born_ms=1_250)
     later = [x for x in score.seen if x >= CAME + 2_000]
     assert 0.05 < len(later) / 1_000 < 0.15, "the next window begins at the planned rate"
+
+
+def test_the_rates_of_final_windows_are_forgotten(score: Counting) -> None:
+    edge = core()
+    for n in range(30):
+        come(edge, 10 * n, 10, at_ms=1_000 * n + 400, born_ms=1_000 * n + 300)
+        pull(edge, 1_000 * n + 900)
+    monitor = edge.queries[REF].monitor
+    assert monitor is not None and 1 <= len(monitor.windows) < 25
 
 
 def test_a_rate_rises_to_four_times_the_planned_one_at_most(score: Counting) -> None:
