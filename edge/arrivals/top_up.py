@@ -5,6 +5,8 @@ the accuracy. So records that are passed over are kept if their mark is below `R
 end, the kept records with the smallest marks are processed, until as many records are processed as were planned. The
 mark that is reached becomes the rate of the whole window: late records are sampled at this rate. So one rate holds for
 all records of a window. Marks and numbers of records decide, and never values.
+
+Kept records are part of the core's state, so they are in checkpoints, and a replay of the journal keeps the same ones.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import pyarrow.compute as pc
 from edgewater.synopses import BoolArray, FloatArray, IntArray
 from edgewater.synopses.encoding.state import State
 
-REACH = 4.0
+REACH = 4.0  # limit: memory, and work at the end of a window
 """The largest factor by which the rate of a window may rise. A sample that was planned for a number of records is
 large enough if at least a quarter of them come (`docs/decisions/0008-intervals-from-samples.md`)."""
 KEPT_BYTES = 4 << 20  # limit: memory of a window at an edge

@@ -1,4 +1,7 @@
-"""Edges under a virtual clock: production statistics, sampling and heartbeats on the events of a workload."""
+"""Edges under a virtual clock: production statistics, sampling and heartbeats on the events of a workload.
+
+They do not top up their samples.
+"""
 
 from __future__ import annotations
 
