@@ -6,9 +6,9 @@ whole. The paper closes each sub-stream at the sub-stream's own deadline. This d
 window is answered.
 
 The target is met when sampling and stragglers together are small enough: width² = sampling² + stragglers² ≤
-(error·|estimate|)². The sampling rate is set before the window begins. Edges enlarge a sample once, when the window ends
-(`edge/arrivals/top_up.py`). So waiting reduces only the stragglers' part of the width. If the sample alone is too small,
-the window is answered at once.
+(error·|estimate|)². The sampling rate is set before the window begins. Edges enlarge a sample once, when the window
+ends (`edge/arrivals/top_up.py`). So waiting reduces only the stragglers' part of the width. If the sample alone is too
+small, the window is answered at once.
 
 Many triggers are evaluated together (`TriggerBatch`). The arrays of one trigger are small, so most of the time would be
 spent on calling NumPy for each trigger. The result for each trigger is the same as if it were evaluated alone.
