@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from edge.records import batch_from_bytes, batch_to_bytes
 from edgewater.synopses import BoolArray, FloatArray, IntArray
 from edgewater.synopses.encoding.state import State
 
@@ -112,17 +113,11 @@ class WindowSample:
 
     def to_state(self) -> State:
         numbers = [self.rate, self.planned, self.limit, self.processed, self.is_open]
-        if not self._kept:
-            return State(numbers)
-        sink, records = pa.BufferOutputStream(), self._joined()
-        with pa.ipc.new_stream(sink, records.schema) as writer:
-            writer.write_batch(records)
-        return State(numbers, {"kept": sink.getvalue().to_pybytes()})
+        return State(numbers, {"kept": batch_to_bytes(self._joined())} if self._kept else {})
 
     @classmethod
     def from_state(cls, state: State) -> Self:
         result = cls(*state.numbers)
         if "kept" in state.arrays:
-            with pa.ipc.open_stream(pa.py_buffer(state.arrays["kept"])) as reader:
-                result._keep(reader.read_next_batch())
+            result._keep(batch_from_bytes(state.arrays["kept"]))
         return result

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from edge.arrivals import BernoulliSampler, SubstreamMonitor, WindowSample
 from edge.cache.error_target import NEWEST_WEIGHT
+from edge.core.measure_inputs import ObservedRecords
 from edgewater.arrivals import (
     DEFAULT_MAX_SKEW_MS,
     ReportSchedule,
@@ -34,6 +35,8 @@ from edgewater.synopses import DEFAULT_SEED, BoolArray, FloatArray, IntArray
 from edgewater.synopses.encoding.state import State
 from edgewater.wire import Arrivals, SamplingReason
 
+Keys = Sequence[pa.Array]
+"""An array per column of `group_by`."""
 NARROW_SHARE = 0.1  # limit: the share of a link that statistics of groups take
 """Part of the link, before compression, above which statistics of groups are not sent. Below half of it they are sent
 again."""
@@ -204,17 +207,16 @@ class ArrivalMonitor:
         now_ms = self._monotonic_ms(now_ms)
         return [start for start, window in self.windows.items() if window.is_open and end(start) <= now_ms]
 
-    def add_values(
-        self,
-        times_ms: IntArray,
-        arrival_ms: IntArray,
-        values: FloatArray,
-        keys: Sequence[pa.Array],
-        bounds: tuple[FloatArray, FloatArray] | None,
-    ) -> None:
-        """Adds the values of records that `observe` has counted without them. For the arguments see `observe`."""
+    def add_values(self, born_ms: IntArray, arrival_ms: IntArray, keys: Keys, observed: ObservedRecords) -> None:
+        """Adds the values of records that `observe` has counted without them.
+
+        Args:
+            born_ms, arrival_ms: int64, the event time and the arrival time of each record.
+            keys: as in `observe`.
+        """
+        assert observed.values is not None
         origin = self.schedule.origin_ms
-        self._monitor.add_values(times_ms - origin, arrival_ms - origin, keys, values, bounds)
+        self._monitor.add_values(born_ms - origin, arrival_ms - origin, keys, observed.values, observed.bounds)
 
     @property
     def reported_before_ms(self) -> int:

@@ -187,9 +187,7 @@ class Intake:
             records = BatchRecords(batch, lambda: np.zeros(0, np.int64))
             arguments = MeasureArguments(self._bound, batch)
             observed = self._accuracy_measure.observed(arguments, np.ones(len(records), bool))
-            assert observed.values is not None
-            keys = self._bound.key_arrays(batch)
-            monitor.add_values(records.times, arrivals, observed.values, keys, observed.bounds)
+            monitor.add_values(records.times, arrivals, self._bound.key_arrays(batch), observed)
             self._update(start, store.open(start, arrival_ms), records, observed.processed, batch_number, None)
             result = True
         return result
