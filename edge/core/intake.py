@@ -165,6 +165,7 @@ class Intake:
         """Tops up the samples of windows that have ended; returns whether records were processed.
 
         Called before each batch and each frame, so that a report has all values of the windows that end by its slot.
+        The records have been stated as sampled out (`Dropped`) when they came.
 
         Args:
             arrival_ms: event time now, by the stream's clock.
