@@ -49,8 +49,8 @@ def site(load: str, seconds: int, seed: int, edge: int) -> worlds.Site:
     core = open_core(
         StreamSpec(worlds.COLUMNS, LIVE, worlds.DISORDER_MS, 3_000), source="f", number=edge + 1 + 100 * seed
     )
-    times = (worlds.BEGIN_MS + np.ceil(each[order]).astype(np.int64) for each in (born - 1, arrival))
-    return worlds.Site(f"e{edge}", core, *times, values[order], group=np.zeros(len(born), np.int64))
+    born_ms, arrival_ms = (worlds.BEGIN_MS + np.ceil(each[order]).astype(np.int64) for each in (born - 1, arrival))
+    return worlds.Site(f"e{edge}", core, born_ms, arrival_ms, values[order], group=np.zeros(len(born), np.int64))
 
 
 def measure(load: str, seconds: int, seed: int, *, is_topped_up: bool) -> str:
