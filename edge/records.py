@@ -509,3 +509,17 @@ class UnrepeatableSource:
 
     def fingerprints(self, position: Position, most: int) -> tuple[int, ...]:
         return ()
+
+
+def batch_to_bytes(batch: pa.RecordBatch) -> bytes:
+    """Returns the records of a batch with their schema, as an Arrow IPC stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def batch_from_bytes(data: bytes) -> pa.RecordBatch:
+    """Reads the result of `batch_to_bytes`."""
+    with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+        return reader.read_next_batch()

@@ -18,7 +18,7 @@ from edgewater.model.query import QuerySpec
 from edgewater.model.window_range import NO_BORDERS, WindowRange
 from edgewater.synopses import CountStack, GroupedAggregate
 from edgewater.synopses.exact.aggregates import IntegerSumStack
-from edgewater.wire import MIN_PROTOCOL, PROTOCOL, Frame, FrameBody, Partial, QueryRef, SamplingReason, SliceClose
+from edgewater.wire import MIN_PROTOCOL, PROTOCOL, Frame, FrameBody, Partial, QueryRef, SliceClose
 from edgewater.wire import uplink_pb2 as pb
 
 EDGE = "load"
@@ -119,7 +119,7 @@ class SyntheticEdge:
     def on_budget(self, budget: pb.Budget) -> None:
         return
 
-    def on_sampling(self, query: QueryRef, rate: float, clock_offset_ms: float, reason: SamplingReason) -> None:
+    def on_sampling(self, sampling: pb.Sampling) -> None:
         return
 
     def on_refused(self, query: QueryRef, reason: str, message: str, frames: int) -> None:

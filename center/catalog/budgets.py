@@ -10,6 +10,7 @@ from sqlalchemy import Connection, delete, insert, select, update
 
 from center.catalog import schema as t
 from center.catalog.transactions import Transactions, increment_version, read_counter
+from center.early import SamplingPlan
 from center.storage.database import upsert
 from edgewater.base.streams import EdgeId
 from edgewater.wire import QueryRef
@@ -93,16 +94,23 @@ class Budgets:
             rows = connection.execute(select(t.processing_delays))
             return {QueryRef(r.name, r.version): r.delay_ms for r in rows}
 
-    def record_sampling_rates(self, ref: QueryRef, rates: Mapping[EdgeId, float]) -> None:
-        """Stores the fraction of records that each edge must process for the query's accuracy."""
+    def record_sampling(self, ref: QueryRef, plans: Mapping[EdgeId, SamplingPlan]) -> None:
+        """Stores the sample that the query's accuracy needs of each edge."""
+        row = {"name": ref.name, "version": ref.version, "rates": {edge: plan.rate for edge, plan in plans.items()}}
+        row["records"] = {edge: plan.records for edge, plan in plans.items()}
         with self._transactions.locked() as connection:
-            upsert(connection, t.sampling_rates, [{"name": ref.name, "version": ref.version, "rates": dict(rates)}])
+            upsert(connection, t.sampling_rates, [row])
             increment_version(connection, "budgets")
 
-    def sampling_rates(self) -> dict[QueryRef, dict[EdgeId, float]]:
-        """The stored sampling rates."""
+    def sampling(self) -> dict[QueryRef, dict[EdgeId, SamplingPlan]]:
+        """The stored samples that accuracies need."""
         with self._transactions.read() as connection:
-            return {QueryRef(r.name, r.version): r.rates for r in connection.execute(select(t.sampling_rates))}
+            return {
+                QueryRef(r.name, r.version): {
+                    e: SamplingPlan(rate, r.records.get(e, 0.0)) for e, rate in r.rates.items()
+                }
+                for r in connection.execute(select(t.sampling_rates))
+            }
 
 
 def _delete_ended(connection: Connection) -> None:

@@ -170,9 +170,11 @@ budget_states = table(
 processing_delays = table("processing_delays", *_of_query(), *required(BigInteger, "delay_ms", "measured_at_ms"))
 """Per query, the processing delay at the center."""
 
-sampling_rates = table("sampling_rates", *_of_query(), *required(JSON, "rates"))
-"""``rates``: by edge, the fraction of records that the query's accuracy needs processed. The gateway decides whether an
-edge samples at all."""
+sampling_rates = table(
+    "sampling_rates", *_of_query(), *required(JSON, "rates"), *required(JSON, "records", server_default="{}")
+)
+"""``rates``: by edge, the fraction of records that the query's accuracy needs processed; ``records``: the number of
+records for which the rate is planned. The gateway decides whether an edge samples at all."""
 
 inputs = table(
     "inputs",

@@ -12,11 +12,12 @@ from center.early.sampling import (
     RATE_MARGIN,
     RATES_EVERY_MS,
     EdgeSamplingController,
+    SamplingPlan,
     SamplingReasonHistory,
     SamplingRequirement,
     describe_reasons,
     is_expensive,
-    needed_rate,
-    rates_differ,
+    needed_plan,
+    plans_differ,
 )
 from center.early.window_prediction import GroupPrediction, Prediction

@@ -18,6 +18,7 @@ from typing import Any
 from center.early.evaluation import BatchEvaluation
 from center.early.observed_arrivals import Delays, ObservedArrivals, from_base64, to_base64
 from center.early.past_answers import PastAnswers
+from center.early.sampling import SamplingPlan
 from center.early.window_prediction import GroupPrediction, Prediction, combine_groups
 from edgewater.arrivals import ReportSchedule
 from edgewater.model.accuracy import Accuracy
@@ -216,16 +217,16 @@ class EarlyAnswerEstimator:
             return False
         return self.accuracy.scope is None or observed.has_reached(start_ms, REVISION_OFFSETS)
 
-    def rates(self) -> dict[str, float]:
-        """Returns per edge the sampling rate that the next window needs. The result is empty while there are no
+    def rates(self) -> dict[str, SamplingPlan]:
+        """Returns per edge the sampling that the next window needs. The result is empty while there are no
         estimates.
         """
         observed = self.observed
         if not len(observed.groups):
-            return dict.fromkeys(observed.edges, 1.0) if observed.has_too_many_groups else {}
+            return dict.fromkeys(observed.edges, SamplingPlan()) if observed.has_too_many_groups else {}
         last = self.answers.newest()
         rates = observed.groups.rates({p.key for p in last.by_group if p.eligible} if last is not None else set())
-        return dict(zip(observed.edges, rates, strict=True)) if rates else dict.fromkeys(observed.edges, 1.0)
+        return dict(zip(observed.edges, rates or [SamplingPlan()] * len(observed.edges), strict=True))
 
     def _prediction(
         self,

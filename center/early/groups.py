@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from center.early.evaluation import BATCH_SIZE, BatchEvaluation, GroupBatch, GroupEstimator
+from center.early.sampling import SamplingPlan
 from center.early.trigger import EarlyTrigger
 from center.early.window_prediction import GroupPrediction
 from edgewater.arrivals import ReportSchedule, SubstreamStatistics
@@ -117,9 +118,11 @@ class Groups:
         keys = self._keys(statistics)
         sums, numbers = statistics.arrival_counts(), np.zeros(len(keys), np.int64)
         for i in arrived.tolist():
-            group = self._groups.get(keys[i]) or self._add(keys[i], slot, reporting, since)
-            group.counts.add(edge, statistics.index, sums[i])
-            numbers[i] = group.number
+            numbers[i] = (self._groups.get(keys[i]) or self._add(keys[i], slot, reporting, since)).number
+        # When a sample is topped up, values come of records that an earlier report has counted.
+        for i in np.flatnonzero(sums[:, : 1 + statistics.lag_groups].any(axis=1)).tolist():
+            if (group := self._groups.get(keys[i])) is not None:
+                group.counts.add(edge, statistics.index, sums[i])
         if len(self._groups) > MAX_GROUPS:
             self._overflow(slot)
             return _NO_ROWS
@@ -283,8 +286,8 @@ class Groups:
         sample = window_sample([g.counts for g in self], start_ms, sorted(others))
         return bool(sample.arrived.any()), bool((sample.count < sample.arrived).any())
 
-    def rates(self, eligible: set[str]) -> list[float] | None:
-        """Returns the sampling rate of each source for the next window, or None if all records are needed.
+    def rates(self, eligible: set[str]) -> list[SamplingPlan] | None:
+        """Returns the sampling plan of each source for the next window, or None if all records are needed.
 
         A source's rate is the largest rate that any group needs, because an edge draws one sample for all groups. All
         records are needed while some group has no interval.
@@ -297,8 +300,8 @@ class Groups:
         if self._accuracy.scope == "all":
             for group in self:
                 group.set_simultaneous_confidence(len(self))
-        rates = np.max([b.triggers.rates().max(axis=1) for b in self._batches()], axis=0)
-        return [float(r) for r in rates]
+        rates, records = np.concatenate([b.triggers.rates() for b in self._batches()], axis=2)
+        return list(map(SamplingPlan, rates.max(axis=1).tolist(), records.sum(axis=1).tolist()))
 
     # Snapshots
 

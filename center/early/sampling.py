@@ -13,10 +13,11 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from edgewater.arrivals.targets import COUNTS
 from edgewater.base.streams import EdgeId
+from edgewater.model.accuracy import is_topped_up
 from edgewater.model.query import QuerySpec
 from edgewater.wire import QueryRef, SamplingReason
 from edgewater.wire import uplink_pb2 as pb
@@ -34,8 +35,8 @@ RELAPSE_HEARTBEATS = 30
 relief."""
 MAX_AGREEING_HEARTBEATS = AGREEING_HEARTBEATS << 6
 RATE_MARGIN = 1.1
-"""Factor by which the planned rate is increased, because records that were not processed cannot be added afterwards.
-The factor was measured in `docs/decisions/0008-intervals-from-samples.md`."""
+"""Factor by which the planned rate is increased. Not all samples are topped up, and an edge cannot top up the sample of
+another edge, whose part of the records has risen. Measured in `docs/decisions/0008-intervals-from-samples.md`."""
 RATES_EVERY_MS = 5_000  # limit: writes to the catalog
 """The least time between two writes of needed rates to the catalog."""
 MIN_RATE_CHANGE = 0.1
@@ -52,32 +53,46 @@ UNREPORTED = "an edge or its link cannot keep up"
 """The phrase for an edge without a reported reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingRequirement:
-    """The sampling rate that a query with an accuracy needs on one edge.
+class SamplingPlan(NamedTuple):
+    """The sample of a window on one edge that a query with an accuracy needs.
 
     Attributes:
-        needed_rate: the least fraction of the edge's records that must be processed, in (0, 1].
+        rate: the least fraction of the edge's records that must be processed, in (0, 1].
+        records: the number of records that are expected; if fewer come, the edge tops the sample up. 0: it does not.
+    """
+
+    rate: float = 1.0
+    records: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRequirement:
+    """The sample that a query with an accuracy needs on one edge.
+
+    Attributes:
+        needed_rate: as in `SamplingPlan.rate`.
         always: whether the measure is expensive, so that the edge samples even if it keeps up.
+        records: as in `SamplingPlan`.
     """
 
     query: QueryRef
     needed_rate: float
     always: bool = False
+    records: float = 0.0
 
 
-def needed_rate(spec: QuerySpec, planned: float) -> float:
-    """Returns the rate below which the accuracy would not be met.
+def needed_plan(spec: QuerySpec, planned: SamplingPlan) -> SamplingPlan:
+    """Returns the sample below which the accuracy would not be met.
 
     The rate is 1 if a sample would distort other measures of the answer, or would save nothing. A sample saves nothing
     for a count, because a count needs every record.
 
     Args:
-        planned: the rate that the early trigger plans.
+        planned: what the early trigger plans.
     """
     if spec.accuracy is None or spec.accuracy.kind in COUNTS or len(spec.measures) > 1:
-        return 1.0
-    return min(1.0, RATE_MARGIN * planned)
+        return SamplingPlan()
+    return SamplingPlan(min(1.0, RATE_MARGIN * planned.rate), planned.records if is_topped_up(spec) else 0.0)
 
 
 def is_expensive(spec: QuerySpec) -> bool:
@@ -129,7 +144,7 @@ class EdgeSamplingController:
         self._link_overloaded = False
         self._processor = ProcessorLoadDetector()
         self._offsets: deque[float] = deque(maxlen=OFFSET_HEARTBEATS)
-        self._sent: dict[QueryRef, tuple[float, float, SamplingReason]] = {}
+        self._sent: dict[QueryRef, tuple[SamplingPlan, float, SamplingReason]] = {}
 
     def on_heartbeat(
         self,
@@ -158,17 +173,19 @@ class EdgeSamplingController:
         messages = []
         for requirement in requirements:
             reason = self._reason(requirement)
-            rate = requirement.needed_rate if reason else 1.0
+            records = requirement.records if reason is SamplingReason.MEASURE and not self._is_overloaded else 0.0
+            plan = SamplingPlan(requirement.needed_rate if reason else 1.0, records)
             sent = self._sent.get(requirement.query)
-            if sent is not None and sent[2] is reason and not _differs(sent[:2], rate, offset_ms):
+            if sent is not None and sent[2] is reason and not _differs(sent[:2], plan, offset_ms):
                 continue
             sent_offset_ms = offset_ms if abs(offset_ms) > CLOCK_OFFSET_NOISE_MS else 0.0
-            self._sent[requirement.query] = (rate, sent_offset_ms, reason)
+            self._sent[requirement.query] = (plan, sent_offset_ms, reason)
             messages.append(
                 pb.Sampling(
                     query=requirement.query.name,
                     query_version=requirement.query.version,
-                    rate=rate,
+                    rate=plan.rate,
+                    expected_records=round(plan.records),
                     clock_offset_ms=sent_offset_ms,
                     reason=pb.Sampling.Reason.ValueType(reason),
                 )
@@ -176,6 +193,10 @@ class EdgeSamplingController:
         live = {requirement.query for requirement in requirements}
         self._sent = {ref: sent for ref, sent in self._sent.items() if ref in live}
         return messages
+
+    @property
+    def _is_overloaded(self) -> bool:
+        return self._processor.overloaded or self._link_overloaded
 
     def _reason(self, requirement: SamplingRequirement) -> SamplingReason:
         if requirement.needed_rate >= 1.0:
@@ -187,17 +208,19 @@ class EdgeSamplingController:
         return SamplingReason.LINK if self._link_overloaded else SamplingReason.NONE
 
 
-def _differs(sent: tuple[float, float], rate: float, offset_ms: float) -> bool:
-    sent_rate, sent_offset_ms = sent
-    return abs(rate - sent_rate) > MIN_RATE_CHANGE * sent_rate or (rate == 1.0) != (sent_rate == 1.0) or (
-        abs(offset_ms - sent_offset_ms) > CLOCK_OFFSET_NOISE_MS
-    )  # fmt: skip
+def _differs(sent: tuple[SamplingPlan, float], plan: SamplingPlan, offset_ms: float) -> bool:
+    sent_plan, sent_offset_ms = sent
+    changed = any(abs(a - b) > MIN_RATE_CHANGE * a for a, b in zip(sent_plan, plan, strict=True))
+    is_other = changed or (plan.rate == 1.0) != (sent_plan.rate == 1.0)
+    return is_other or abs(offset_ms - sent_offset_ms) > CLOCK_OFFSET_NOISE_MS
 
 
-def rates_differ(stored: Mapping[EdgeId, float], now: Mapping[EdgeId, float]) -> bool:
-    """Returns whether needed rates have changed so much that they should be stored again."""
+def plans_differ(stored: Mapping[EdgeId, SamplingPlan], now: Mapping[EdgeId, SamplingPlan]) -> bool:
+    """Returns whether plans have changed so much that they should be stored again."""
     return stored.keys() != now.keys() or any(
-        abs(now[e] - stored[e]) > MIN_RATE_CHANGE * max(stored[e], 0.01) for e in now
+        abs(now[e].rate - stored[e].rate) > MIN_RATE_CHANGE * max(stored[e].rate, 0.01)
+        or abs(now[e].records - stored[e].records) > MIN_RATE_CHANGE * stored[e].records
+        for e in now
     )
 
 

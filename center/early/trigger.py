@@ -6,9 +6,9 @@ whole. The paper closes each sub-stream at the sub-stream's own deadline. This d
 window is answered.
 
 The target is met when sampling and stragglers together are small enough: width² = sampling² + stragglers² ≤
-(error·|estimate|)². The sampling rate is set before the window begins, and edges do not store events that were not
-sampled. So waiting reduces only the stragglers' part of the width. If the sample alone is too small, the window is
-answered at once.
+(error·|estimate|)². The sampling rate is set before the window begins. Edges enlarge a sample once, when the window
+ends (`edge/arrivals/top_up.py`). So waiting reduces only the stragglers' part of the width. If the sample alone is too
+small, the window is answered at once.
 
 Many triggers are evaluated together (`TriggerBatch`). The arrays of one trigger are small, so most of the time would be
 spent on calling NumPy for each trigger. The result for each trigger is the same as if it were evaluated alone.
@@ -144,7 +144,8 @@ class EarlyTrigger:
         advance_slot([self], self.model, arrived)
 
     def rates(self, stragglers: Stragglers) -> FloatArray:
-        """Returns the sampling rates that the window that begins now needs, [source, 1], in [0, 1].
+        """Returns the sampling rates that the window that begins now needs, and the records that it expects by its
+        end, float64 [2, source, 1].
 
         The rates follow from Eq. 8 of the Aion paper with two changes. n is n·N_e/N: the paper divides the n of the
         window by the N of a sub-stream, so its rate is too large by a factor of the number of sub-streams. The delay
@@ -155,9 +156,9 @@ class EarlyTrigger:
         """
         shape = self.history.mean.shape
         if self.measure in COUNTS:
-            return np.zeros(shape)
+            return np.zeros((2, *shape))
         if not self.history.windows.any() or not self.triangle.age.any():
-            return np.ones(shape)
+            return np.stack([np.ones(shape), np.zeros(shape)])
         events = (stragglers.rate * self.window_slots)[:, None] * self.history.share
         punctual = self.triangle.distributions()[LONG][:, : self.window_slots].mean(axis=1)[:, None]
         means = self.history.mean
@@ -171,7 +172,7 @@ class EarlyTrigger:
         sampling_width = np.sqrt(np.maximum(allowed**2 - straggler_width**2, 0.0))
         sizes = model.sizes(sampling_width, self.quantile)
         rates = np.where(model.arrived > 0, sizes / np.maximum(model.arrived, 1e-9), 1.0)
-        return np.asarray(np.clip(rates, 0.0, 1.0))
+        return np.stack([np.clip(rates, 0.0, 1.0), model.arrived])
 
     def decide(
         self, end_slot: int, sample: WindowSample, modelled: tuple[Stragglers, WindowModel], *, earned: bool = True
@@ -327,9 +328,9 @@ class TriggerBatch:
         advance_slot(self.triggers, self.model, arrived)
 
     def rates(self) -> FloatArray:
-        """Returns `EarlyTrigger.rates` of all triggers, for the window that begins now, [source, trigger]."""
+        """Returns `EarlyTrigger.rates` of all triggers, for the window that begins now, [2, source, trigger]."""
         stragglers = self.model.predict(0, self.triggers[0].window_slots, lags_wanted=False)
-        return np.concatenate([t.rates(stragglers.of(i)) for i, t in enumerate(self.triggers)], axis=1)
+        return np.concatenate([t.rates(stragglers.of(i)) for i, t in enumerate(self.triggers)], axis=2)
 
     def on_answered(
         self,

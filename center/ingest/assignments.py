@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from center.budgets import Grant
 from center.catalog import DeclaredStream
-from center.early import SamplingRequirement, is_expensive
+from center.early import SamplingPlan, SamplingRequirement, is_expensive
 from edgewater.base.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, EdgeId, StreamClock
 from edgewater.model.edge_records import EdgeRecord, contributes
 from edgewater.model.lookups import digest_of, pack_rows
@@ -217,8 +217,9 @@ class AssignmentPlan:
         """The assignment of `edge`: the queries that expect it, its budgets and its sampling rates."""
         queries = self._queries_of(edge)
         sampling = tuple(
-            SamplingRequirement(ref, budgets.sampling_rates.get(ref, {}).get(edge, 1.0), expensive)
+            SamplingRequirement(ref, plan.rate, expensive, plan.records)
             for ref, expensive in queries.sampled
+            for plan in (budgets.sampling.get(ref, {}).get(edge, SamplingPlan()),)
         )
         messages = (budgets.message(q, edge) for q in queries.budgeted)
         return EdgeAssignment(queries, tuple(m for m in messages if m is not None), sampling)
@@ -265,12 +266,12 @@ class BudgetSnapshot:
     Attributes:
         grants: by query and edge, the last grant.
         processing_delay_ms: by query, the center's processing delay.
-        sampling_rates: by query and edge, the fraction of records that the accuracy needs processed.
+        sampling: by query and edge, the sample that the accuracy needs.
     """
 
     grants: Mapping[QueryRef, Mapping[EdgeId, Grant]] = field(default_factory=dict)
     processing_delay_ms: Mapping[QueryRef, int] = field(default_factory=dict)
-    sampling_rates: Mapping[QueryRef, Mapping[EdgeId, float]] = field(default_factory=dict)
+    sampling: Mapping[QueryRef, Mapping[EdgeId, SamplingPlan]] = field(default_factory=dict)
 
     def message(self, query: RegisteredQuery, edge: EdgeId) -> pb.Budget | None:
         """Returns the budget message of one query to one edge; None: there is no grant yet."""

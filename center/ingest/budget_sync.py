@@ -104,10 +104,10 @@ class BudgetSync:
             return
         states = await asyncio.to_thread(self._catalog.budgets.states, self._budgets_version)
         delays = await asyncio.to_thread(self._catalog.budgets.processing_delays)
-        rates = await asyncio.to_thread(self._catalog.budgets.sampling_rates)
+        sampling = await asyncio.to_thread(self._catalog.budgets.sampling)
         grants = {ref: grants for ref, grants in self.snapshot.grants.items() if ref in live}
         grants.update({ref: grants_of(state) for ref, state in states.items() if ref in live})
-        self.snapshot, self._budgets_version = BudgetSnapshot(grants, delays, rates), version
+        self.snapshot, self._budgets_version = BudgetSnapshot(grants, delays, sampling), version
 
 
 def _update(

@@ -282,9 +282,9 @@ class BatchApplier:
         if abs(now_ms - self._rates_at_ms) < RATES_EVERY_MS:
             return
         self._rates_at_ms = now_ms
-        for ref, rates in self.writer.needed_rates().items():
+        for ref, plans in self.writer.needed_plans().items():
             try:
-                self._rates.store(ref, rates)
+                self._rates.store(ref, plans)
             except StorageError as exc:  # the batch has been applied; the rates matter only to overloaded edges
                 log.warning("the sampling rates of %s are not stored: %s", ref.name, exc)
 

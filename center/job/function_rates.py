@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from center.early import plan_rate, rates_differ
+from center.early import SamplingPlan, plan_rate, plans_differ
 from center.job.job_parts import JobParts
 from center.job.ledger_writer import LedgerWriter
 from center.results import AnswerRecord
@@ -80,15 +80,15 @@ class StoredRates:
 
     def __init__(self, shared: JobParts) -> None:
         self._shared = shared
-        self._stored: dict[QueryRef, dict[EdgeId, float]] = {}
+        self._stored: dict[QueryRef, dict[EdgeId, SamplingPlan]] = {}
 
-    def store(self, ref: QueryRef, rates: dict[EdgeId, float]) -> None:
-        """Stores the rates that a query needs, by edge, if they differ enough. Raises StorageError."""
-        for edge, rate in rates.items():
-            self._shared.metrics.needed_rate.labels(ref.name, edge).set(rate)
-        if rates_differ(self._stored.get(ref, {}), rates):
-            self._shared.catalog.budgets.record_sampling_rates(ref, rates)
-            self._stored[ref] = rates
+    def store(self, ref: QueryRef, plans: dict[EdgeId, SamplingPlan]) -> None:
+        """Stores the sampling that a query needs, by edge, if it differs enough. Raises StorageError."""
+        for edge, plan in plans.items():
+            self._shared.metrics.needed_rate.labels(ref.name, edge).set(plan.rate)
+        if plans_differ(self._stored.get(ref, {}), plans):
+            self._shared.catalog.budgets.record_sampling(ref, plans)
+            self._stored[ref] = plans
 
     def forget(self, ref: QueryRef) -> None:
         self._stored.pop(ref, None)
@@ -149,4 +149,4 @@ class FunctionRatePlanner:
         if record is None or plan.has_seen(record):
             return
         plan.add(record, spec)
-        self._stored.store(ref, dict.fromkeys(edges, plan.rate))
+        self._stored.store(ref, dict.fromkeys(edges, SamplingPlan(plan.rate)))

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from center.early import SamplingPlan
 from center.job.job_parts import JobParts
 from center.job.metrics import JobMetrics
 from center.ledger import (
@@ -397,10 +398,10 @@ class LedgerWriter:
         if after_ms:
             self.margin.written(max(after_ms) + written_ms - emissions[0].answered_at_ms)
 
-    def needed_rates(self) -> dict[QueryRef, dict[EdgeId, float]]:
-        """As `Ledger.needed_rates`."""
+    def needed_plans(self) -> dict[QueryRef, dict[EdgeId, SamplingPlan]]:
+        """As `Ledger.needed_plans`."""
         with self._lock:
-            return self._ledger.needed_rates()
+            return self._ledger.needed_plans()
 
     def sampled_functions(self) -> dict[QueryRef, tuple[QuerySpec, tuple[EdgeId, ...]]]:
         """As `Ledger.sampled_functions`."""

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from center.budgets.processing_delay import AnswerMargin
-from center.early import Delays, EarlyAnswerEstimator, Prediction, needed_rate
+from center.early import Delays, EarlyAnswerEstimator, Prediction, SamplingPlan, needed_plan
 from center.ledger.accuracy_facts import with_accuracy, without_false_bounds
 from center.ledger.events import Emission, FrameSummary
 from center.ledger.losses import MAX_AHEAD_MS, Losses
@@ -86,9 +86,9 @@ class EarlyAnswerBook(TimeWindowBook):
     def estimator(self) -> EarlyAnswerEstimator:
         return self._estimator
 
-    def needed_rates(self) -> dict[EdgeId, float]:
-        """Returns, per edge, the sampling rate that the accuracy needs."""
-        return {EdgeId(e): needed_rate(self._spec, rate) for e, rate in self._estimator.rates().items()}
+    def needed_plans(self) -> dict[EdgeId, SamplingPlan]:
+        """Returns, per edge, the sampling that the accuracy needs."""
+        return {EdgeId(e): needed_plan(self._spec, plan) for e, plan in self._estimator.rates().items()}
 
     def edges_changed(self, edges: Sequence[EdgeRecord]) -> None:
         super().edges_changed(edges)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from center.budgets.processing_delay import AnswerMargin
+from center.early import SamplingPlan
 from center.ledger import events
 from center.ledger.answer_work import EventWork
 from center.ledger.early_answers import EarlyAnswerBook
@@ -176,9 +177,9 @@ class Ledger:
         early = {ref: q.estimator for ref, q in self._books.items() if isinstance(q, EarlyAnswerBook)}
         return {ref: estimator.observed.exceeding for ref, estimator in early.items() if estimator.observed.exceeding}
 
-    def needed_rates(self) -> dict[QueryRef, dict[EdgeId, float]]:
-        """Returns, per query with an accuracy and per edge, the sampling rate that the contract needs."""
-        return {ref: q.needed_rates() for ref, q in self._books.items() if isinstance(q, EarlyAnswerBook)}
+    def needed_plans(self) -> dict[QueryRef, dict[EdgeId, SamplingPlan]]:
+        """Returns, per query with an accuracy and per edge, the sampling that the contract needs."""
+        return {ref: q.needed_plans() for ref, q in self._books.items() if isinstance(q, EarlyAnswerBook)}
 
     def sampled_functions(self) -> dict[QueryRef, tuple[QuerySpec, tuple[EdgeId, ...]]]:
         """Returns the queries whose accuracy is for a function of a sample, with the expected edges of each query."""

@@ -146,6 +146,29 @@ class SubstreamMonitor:
             at, codes = at[kept], codes if isinstance(codes, int) else codes[kept]
         self._buffer_values((parts * self._width + self._lag_groups[lags])[at] * self.limit + codes, values)
 
+    def add_values(
+        self,
+        born_ms: IntArray,
+        arrival_ms: IntArray,
+        keys: Sequence[pa.Array],
+        values: FloatArray,
+        bounds: tuple[FloatArray, FloatArray] | None,
+    ) -> None:
+        """Adds the values of events that `observe` has counted without their values.
+
+        Args:
+            arrival_ms: when each event arrived, int64.
+            born_ms, keys, values, bounds: as in `observe`, for these events.
+        """
+        slots = born_ms // self.grid.slot_ms
+        codes = self._codes(keys, len(slots))
+        if codes is None:
+            return
+        lags = np.clip(arrival_ms // self.grid.slot_ms - slots, 0, self.grid.lags - 1)
+        parts = slots // self.grid.substream_slots
+        self._extend_ranges(parts, np.arange(len(slots)), codes, bounds)
+        self._buffer_values((parts * self._width + self._lag_groups[lags]) * self.limit + codes, values)
+
     def _codes(self, keys: Sequence[pa.Array], rows: int) -> IntArray | int | None:
         """Returns the group of each event; one number without groups; None if there are more groups than the limit."""
         if self._others:
@@ -253,7 +276,8 @@ class SubstreamMonitor:
         owners, least, greatest = self._ranges[0] if self._ranges else (_EMPTY, *NO_VALUES[:, :0])
         per_cells, per_places = grid.substream_slots * grid.lags * self.limit, self._width * self.limit
         found = []
-        for index in sorted({*np.unique(cells // per_cells).tolist(), *self._others}):
+        indices = np.concatenate([cells // per_cells, places // per_places, owners // self.limit])
+        for index in sorted({*np.unique(indices).tolist(), *self._others}):
             mine = slice(*np.searchsorted(cells, [index * per_cells, (index + 1) * per_cells]).tolist())
             valued = slice(*np.searchsorted(places, [index * per_places, (index + 1) * per_places]).tolist())
             cell, group = np.divmod(cells[mine] - index * per_cells, self.limit)

@@ -6,7 +6,6 @@ boundaries do not matter, and the sample of a lower rate is a subset of the samp
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -14,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgewater.base.errors import InvalidInput
-from edgewater.synopses import DEFAULT_SEED, FloatArray, IntArray, finalised_word
+from edgewater.synopses import DEFAULT_SEED, FloatArray, finalised_word
 
 _BITS = 32
 _MASK = (1 << _BITS) - 1
@@ -39,14 +38,6 @@ class BernoulliSampler:
         """Returns the marks u of `count` events from number `first` on: float64, multiples of 2⁻³² in [0, 1)."""
         _check_numbers(first, count)
         return np.asarray(self._words(first, count) * 2.0**-_BITS, np.float64)
-
-    def keep(self, first: int, count: int, rate: float) -> IntArray:
-        """Returns the positions of the events in the sample of `rate`: int64, ascending, 0 for the event `first`."""
-        _check_numbers(first, count)
-        least = math.ceil(check_rate(rate) * 2.0**_BITS)
-        if least > _MASK:
-            return np.arange(count)
-        return np.flatnonzero(self._words(first, count) < np.uint32(least)) if least else np.zeros(0, np.int64)
 
     def _words(self, first: int, count: int) -> WordArray:
         """Returns the marks as 32-bit integers. They need half the memory of 64 bits, and their products vectorise."""
@@ -84,9 +75,3 @@ def _mixed(start: int, count: int, before: int, between: int) -> WordArray:
     # decides all but one of 65,536 comparisons.
     words *= _FACTORS[1]
     return words
-
-
-def check_rate(rate: float) -> float:
-    if not 0 <= rate <= 1:
-        raise InvalidInput("rate", rate, "a probability from 0 to 1")
-    return float(rate)

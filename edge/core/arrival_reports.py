@@ -12,21 +12,31 @@ the number of records is reported, once per window, and the center answers windo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
-from edge.arrivals import BernoulliSampler, SubstreamMonitor
+from edge.arrivals import BernoulliSampler, SubstreamMonitor, WindowSample
 from edge.cache.error_target import NEWEST_WEIGHT
-from edgewater.arrivals import ReportSchedule, SubstreamStatistics, encode_report, fits_report, read_report
+from edge.core.measure_inputs import ObservedRecords
+from edgewater.arrivals import (
+    DEFAULT_MAX_SKEW_MS,
+    ReportSchedule,
+    SubstreamStatistics,
+    encode_report,
+    fits_report,
+    read_report,
+)
 from edgewater.base.streams import MIN_TIME_MS
 from edgewater.model.accuracy import MAX_GROUPS
 from edgewater.synopses import DEFAULT_SEED, BoolArray, FloatArray, IntArray
 from edgewater.synopses.encoding.state import State
 from edgewater.wire import Arrivals, SamplingReason
 
+Keys = Sequence[pa.Array]
+"""An array per column of `group_by`."""
 NARROW_SHARE = 0.1  # limit: the share of a link that statistics of groups take
 """Part of the link, before compression, above which statistics of groups are not sent. Below half of it they are sent
 again."""
@@ -42,11 +52,13 @@ class SamplingSettings:
         rate: probability with which a record is processed.
         clock_offset_ms: wall time, this edge's clock less the center's.
         reason: why the rate is below 1.
+        expected_records: the number of records of a window for which the rate is planned; 0: samples are not topped up.
     """
 
     rate: float = 1.0
     clock_offset_ms: int = 0
     reason: SamplingReason = SamplingReason.NONE
+    expected_records: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +91,7 @@ class ArrivalMonitor:
 
     Attributes:
         last_arrival_ms: arrival time of the last batch; never decreases.
+        windows: the samples of windows that are topped up, by start.
     """
 
     def __init__(
@@ -88,6 +101,7 @@ class ArrivalMonitor:
         self.sampling = SamplingSettings()
         self._monitor = SubstreamMonitor(schedule.grid, self.key_types, MAX_GROUPS if key_types else 1)
         self._sampler = BernoulliSampler(source, seed)
+        self.windows: dict[int, WindowSample] = {}
         self._ready: dict[int, SubstreamStatistics] = {}
         self._complete = MIN_TIME_MS  # report slot up to which `_ready` is complete
         self._reported = MIN_TIME_MS  # report slot up to which the center has all statistics
@@ -100,7 +114,8 @@ class ArrivalMonitor:
 
     @property
     def nbytes(self) -> int:
-        return self._monitor.nbytes + sum(READY_BYTES + s.nbytes for s in self._ready.values())
+        kept = sum(window.nbytes for window in self.windows.values())
+        return self._monitor.nbytes + sum(READY_BYTES + s.nbytes for s in self._ready.values()) + kept
 
     def observe(
         self,
@@ -145,19 +160,63 @@ class ArrivalMonitor:
             bounds = values, values
         self._monitor.observe(born, arrival_ms - origin, keys, values[positions], positions, bounds)
 
-    def sample(self, ids: IntArray) -> BoolArray | None:
+    def sample(self, ids: IntArray, window: WindowSample | None = None) -> BoolArray | None:
         """Returns a mask of the records to process; None: all.
 
         Args:
             ids: int64, numbers of the records in their stream, ascending.
+            window: the sample of their window, if it is topped up.
         """
-        if self.sampling.rate >= 1.0 or not len(ids):
+        rate, reason = self.sampling.rate, self.sampling.reason
+        if window is not None:
+            rate, reason = window.rate, SamplingReason.MEASURE
+        if rate >= 1.0 or not len(ids):
             return None
-        self._unreported_reason = self.sampling.reason
+        self._unreported_reason = reason
+        return self._marks(ids) < rate
+
+    def _marks(self, ids: IntArray) -> FloatArray:
         first = int(ids[0])
-        chosen = np.zeros(int(ids[-1]) - first + 1, bool)
-        chosen[self._sampler.keep(first, len(chosen), self.sampling.rate)] = True
-        return np.asarray(chosen[ids - first])
+        return self._sampler.marks(first, int(ids[-1]) - first + 1)[ids - first]
+
+    def set_sampling(self, settings: SamplingSettings) -> None:
+        """Applies new settings. A window keeps the rate with which it began, as long as samples are topped up."""
+        self.sampling = settings
+        if not settings.expected_records:
+            self.windows = {start: window for start, window in self.windows.items() if not window.is_open}
+
+    def begin_window(self, start: int, end: int, now_ms: int) -> None:
+        """Begins the sample of a window at its first record, if it can be topped up when the window ends."""
+        settings = self.sampling
+        if settings.rate < 1.0 and settings.expected_records and self._monotonic_ms(now_ms) < end:
+            self.windows[start] = WindowSample.begin(settings.rate, settings.expected_records)
+
+    def keep(
+        self, window: WindowSample, records: pa.RecordBatch, ids: IntArray, times_ms: IntArray, population: BoolArray
+    ) -> None:
+        """Keeps records of the last batch that were passed over, until the window ends.
+
+        Args:
+            times_ms, population: as in `observe`.
+        """
+        counted = population & (times_ms <= self.last_arrival_ms + DEFAULT_MAX_SKEW_MS)
+        window.add(records, self._marks(ids), counted, self.last_arrival_ms)
+
+    def ended_windows(self, now_ms: int, end: Callable[[int], int]) -> list[int]:
+        """Returns the starts of the windows that have ended and are not topped up yet."""
+        now_ms = self._monotonic_ms(now_ms)
+        return [start for start, window in self.windows.items() if window.is_open and end(start) <= now_ms]
+
+    def add_values(self, born_ms: IntArray, arrival_ms: IntArray, keys: Keys, observed: ObservedRecords) -> None:
+        """Adds the values of records that `observe` has counted without them.
+
+        Args:
+            born_ms, arrival_ms: int64, the event time and the arrival time of each record.
+            keys: as in `observe`.
+        """
+        assert observed.values is not None
+        origin = self.schedule.origin_ms
+        self._monitor.add_values(born_ms - origin, arrival_ms - origin, keys, observed.values, observed.bounds)
 
     @property
     def reported_before_ms(self) -> int:
@@ -295,7 +354,9 @@ class ArrivalMonitor:
         ready = {str(index): statistics.to_state() for index, statistics in sorted(self._ready.items())}
         detail = [self._counts_only, self._bytes_per_ms, self._full_bytes]
         numbers = [settings, times, int(self._unreported_reason), detail]
-        return State(numbers, ready, {"monitor": self._monitor.to_state()})
+        each = {str(start): window.to_state() for start, window in self.windows.items()}
+        windows = State([sampling.expected_records], components=each)
+        return State(numbers, ready, {"monitor": self._monitor.to_state(), "windows": windows})
 
     @classmethod
     def from_state(
@@ -303,7 +364,9 @@ class ArrivalMonitor:
     ) -> ArrivalMonitor:
         result, grid, monitor = cls(schedule, source, key_types, seed), schedule.grid, state.components["monitor"]
         (rate, clock_offset_ms, reason), times, unreported_reason, detail = state.numbers
-        result.sampling = SamplingSettings(rate, clock_offset_ms, SamplingReason(reason))
+        windows = state.components.get("windows", State([0]))  # release 0.3.0 has none
+        result.sampling = SamplingSettings(rate, clock_offset_ms, SamplingReason(reason), *windows.numbers)
+        result.windows = {int(start): WindowSample.from_state(each) for start, each in windows.components.items()}
         result._complete, result._reported, result.last_arrival_ms = times
         result._unreported_reason = SamplingReason(unreported_reason)
         result._counts_only, result._bytes_per_ms, result._full_bytes = detail

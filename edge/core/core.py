@@ -322,6 +322,7 @@ class EdgeCore:
             if not room_bytes or (effects and not _may_follow(pipeline)):
                 continue
             conditions = self.pulls.conditions(pipeline, event, room_bytes, shares[pipeline.ref], turn.first_groups)
+            self._batch_number += pipeline.intake.top_up(conditions.now_ms, self._batch_number + 1)
             decision = pipeline.shipper.decide(conditions)
             if decision is None:
                 continue
@@ -352,7 +353,9 @@ class EdgeCore:
 
     def _replay(self, pipeline: QueryPipeline, pull: PullEvent, built: FrameBuilt) -> bool:
         """Applies a recorded frame; returns whether this state gives it the same body."""
-        decision = pipeline.frames.read(built, self.pulls.conditions(pipeline, pull, 0, 1.0))
+        conditions = self.pulls.conditions(pipeline, pull, 0, 1.0)
+        self._batch_number += pipeline.intake.top_up(conditions.now_ms, self._batch_number + 1)
+        decision = pipeline.frames.read(built, conditions)
         own = encode_body(pipeline.frames.apply(decision))
         self._count_bytes(pull, built.frame, decision)
         return decision.closed == built.closed and google_crc32c.value(own) == built.frame.crc32c
@@ -390,7 +393,8 @@ class EdgeCore:
             clock = pipeline.stream.spec.clock
             speed = clock.speed if clock is not None else 1.0
             offset_ms = round(event.clock_offset_ms * speed)
-            pipeline.intake.set_sampling(SamplingSettings(event.rate, offset_ms, event.reason))
+            settings = SamplingSettings(event.rate, offset_ms, event.reason, event.expected_records)
+            pipeline.intake.set_sampling(settings)
         return []
 
     @_handle.register

@@ -216,12 +216,14 @@ class SamplingSet:
         rate: probability with which a record is processed.
         clock_offset_ms: wall time, this edge's clock less the center's.
         reason: why the rate is below 1.
+        expected_records: as in `SamplingSettings`.
     """
 
     query: QueryRef
     rate: float
     clock_offset_ms: float = 0.0
     reason: SamplingReason = SamplingReason.NONE
+    expected_records: int = 0
 
 
 Event = (

@@ -18,6 +18,7 @@ from edge.core.slice_store import SliceStore
 from edge.core.slices import Slice
 from edgewater.base.streams import MIN_TIME_MS
 from edgewater.guard.partial_check import group_bytes
+from edgewater.model.accuracy import is_topped_up
 from edgewater.model.algebra import LateRecordPolicy, late_record_policy_of
 from edgewater.synopses import BoolArray, IntArray, count_distinct, is_sampled
 from edgewater.wire import LossReason, QueryRef
@@ -47,6 +48,7 @@ class Intake:
         self.sampling_rate = 1.0
         self.max_state_bytes: int | None = None
         self._accuracy_measure = AccuracyMeasure(self._bound) if self._spec.accuracy is not None else None
+        self._tops_up = is_topped_up(self._spec)
         self._group_bytes = group_bytes(self._bound) + GROUP_BYTES
 
     @property
@@ -70,6 +72,7 @@ class Intake:
             arrival_ms: event time by the stream's clock at which the batch arrived.
             is_backfill: whether the records were read before, when other versions may have counted them.
         """
+        self.top_up(arrival_ms, batch_number)
         matching = batch.joined(self._bound).matching(self._bound, self.reading)
         if not len(matching):
             return {}
@@ -91,7 +94,7 @@ class Intake:
                     self._store.refused(start)
                 continue
             is_late = self._store.end(start) <= watermark_ms
-            arguments, kept = self._sample(records, arrival_ms, is_late=is_late)
+            arguments, kept = self._sample(start, records, arrival_ms, is_late=is_late)
             if kept is not None:
                 sampled_out = len(records) - int(kept.sum())
                 dropped["sampled-out"] = dropped.get("sampled-out", 0) + sampled_out
@@ -132,25 +135,63 @@ class Intake:
         return LossReason.QUERY_MEMORY if (others + groups) * size > limit else ""
 
     def _sample(
-        self, records: BatchRecords, arrival_ms: int, *, is_late: bool
+        self, start: int, records: BatchRecords, arrival_ms: int, *, is_late: bool
     ) -> tuple[MeasureArguments, BoolArray | None]:
         """Returns the arguments of the processed records, and the mask of these records; None: all are processed."""
         arguments = MeasureArguments(self._bound, records.batch)
         monitor = self._monitor
         if monitor is not None and self._accuracy_measure is not None:
-            kept = monitor.sample(records.ids)
-            corrected_ms = arrival_ms - monitor.sampling.clock_offset_ms
+            corrected_ms, store = arrival_ms - monitor.sampling.clock_offset_ms, self._store
+            if self._tops_up and start not in store.slices and store.finished.get(start) is None:
+                monitor.begin_window(start, store.end(start), corrected_ms)
+            window = monitor.windows.get(start)
+            kept = monitor.sample(records.ids, window)
             observed = self._accuracy_measure.observed(arguments, kept)
             keys = self._bound.key_arrays(records.batch)
             monitor.observe(
                 records.times, corrected_ms, observed.values, kept, keys, observed.population, observed.bounds
             )
+            if window is not None and window.is_open and observed.population is not None:
+                read = records.batch.select(list(self.reading.columns))
+                monitor.keep(window, read, records.ids, records.times, observed.population)
             return observed.processed, kept
         if self.sampling_rate < 1.0 and not is_late:
             # Late records are not sampled: they would lower the rate of the sample that has been sent already.
             kept = is_sampled(self._store.source, records.ids, self.sampling_rate, self._spec.sampling_seed)
             return arguments.filter(kept), kept
         return arguments, None
+
+    def top_up(self, arrival_ms: int, batch_number: int) -> bool:
+        """Tops up the samples of windows that have ended; returns whether records were processed.
+
+        Called before each batch and each frame, so that a report has all values of the windows that end by its slot.
+        The records have been stated as sampled out (`Dropped`) when they came.
+
+        Args:
+            arrival_ms: event time now, by the stream's clock.
+            batch_number: as in `take`.
+        """
+        monitor, store = self._monitor, self._store
+        if monitor is None or not monitor.windows or self._accuracy_measure is None:
+            return False
+        monitor.windows = {
+            start: window
+            for start, window in monitor.windows.items()
+            if start in store.slices or store.finished.get(start) is not None
+        }
+        result = False
+        for start in monitor.ended_windows(arrival_ms - monitor.sampling.clock_offset_ms, store.end):
+            ended = monitor.windows[start].end()
+            if ended is None or start not in store.slices:
+                continue
+            batch, arrivals = ended
+            records = BatchRecords(batch, lambda: np.zeros(0, np.int64))
+            arguments = MeasureArguments(self._bound, batch)
+            observed = self._accuracy_measure.observed(arguments, np.ones(len(records), bool))
+            monitor.add_values(records.times, arrivals, self._bound.key_arrays(batch), observed)
+            self._update(start, store.open(start, arrival_ms), records, observed.processed, batch_number, None)
+            result = True
+        return result
 
     @staticmethod
     def _count(slice_: Slice, records: BatchRecords, *, is_late: bool) -> None:
@@ -213,7 +254,7 @@ class Intake:
                 self.sampling_rate = settings.rate
             return
         step_ms = settings.clock_offset_ms - monitor.sampling.clock_offset_ms
-        monitor.sampling = settings
+        monitor.set_sampling(settings)
         if step_ms > monitor.schedule.grid.substream_ms:
             monitor.restart_reports()
             for slice_ in self._store.slices.values():

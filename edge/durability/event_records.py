@@ -39,7 +39,7 @@ from edge.core.events import (
 )
 from edge.core.memory import MemoryAction
 from edge.durability.journal import Record
-from edge.records import Position, PushId, RejectedRecords
+from edge.records import Position, PushId, RejectedRecords, batch_from_bytes, batch_to_bytes
 from edge.series import SeriesUpdate
 from edgewater.base.errors import StorageError
 from edgewater.base.streams import TIME_COLUMN
@@ -182,7 +182,7 @@ def backfill_record(event: BackfillIngested, start: Position | None, end: Positi
     line = _json(BACKFILL, {**head, "rows": rows, "start": start, "end": end, **_rejected(event)})
     if not keep:
         return line
-    return Record(BACKFILL, b"\n".join((line.payload, _batch_to_bytes(event.batch))))
+    return Record(BACKFILL, b"\n".join((line.payload, batch_to_bytes(event.batch))))
 
 
 def payload_record(event: Ingested, push: PushId | None, end: Position | None, series: SeriesUpdate | None) -> Record:
@@ -193,20 +193,7 @@ def payload_record(event: Ingested, push: PushId | None, end: Position | None, s
     totals = b"" if series is None else series.to_bytes()
     length = {"series": len(totals)} if totals else {}
     head = json.dumps({**fields, **_rejected(event), **identity, **position, **length}).encode()
-    return Record(PAYLOAD, len(head).to_bytes(4, "little") + head + totals + _batch_to_bytes(event.batch))
-
-
-def _batch_to_bytes(batch: pa.RecordBatch) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
-        writer.write_batch(batch)
-    return bytes(sink.getvalue().to_pybytes())
-
-
-def batch_from_bytes(data: bytes) -> pa.RecordBatch:
-    """Reads the records of a batch with their schema, which the journal stores as an Arrow IPC stream."""
-    with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
-        return reader.read_next_batch()
+    return Record(PAYLOAD, len(head).to_bytes(4, "little") + head + totals + batch_to_bytes(event.batch))
 
 
 def read_payload(payload: bytes) -> tuple[Ingested, PushId | None, Position | None, SeriesUpdate | None]:

@@ -29,7 +29,6 @@ from edge.durability.event_records import (
     PULL,
     RANGE,
     RUN,
-    batch_from_bytes,
     decode_event,
     platform_id,
     read_ingested,
@@ -40,7 +39,7 @@ from edge.durability.event_records import (
 )
 from edge.durability.journal import Record, Segment
 from edge.durability.state_dir import COUNTED_AGAIN, checkpoint_path, journal_path, numbered_files
-from edge.records import InputGone, Position
+from edge.records import InputGone, Position, batch_from_bytes
 from edgewater.base.errors import CorruptSynopsis, IncompatibleState, StorageError, SynopsisError
 from edgewater.base.streams import TIME_COLUMN
 from edgewater.runtime.state_release import RELEASE

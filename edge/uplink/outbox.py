@@ -178,9 +178,11 @@ class UplinkOutbox:
         if is_new or budget.center_ms == before_ms:
             self._reported_ms.pop(ref, None)
 
-    def on_sampling(self, query: QueryRef, rate: float, clock_offset_ms: float, reason: SamplingReason) -> None:
+    def on_sampling(self, sampling: pb.Sampling) -> None:
+        query, rate = QueryRef(sampling.query, sampling.query_version), min(max(sampling.rate, 0.0), 1.0)
+        reason, expected = SamplingReason.from_number(sampling.reason), sampling.expected_records
         if query in self._durable.core.queries:
-            self._durable.handle(SamplingSet(query, min(max(rate, 0.0), 1.0), clock_offset_ms, reason))
+            self._durable.handle(SamplingSet(query, rate, sampling.clock_offset_ms, reason, expected))
             self.changed.set()
 
     async def budget_reports(self, *, all_queries: bool) -> Sequence[pb.BudgetReport]:

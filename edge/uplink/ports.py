@@ -9,7 +9,7 @@ from typing import Protocol
 from edge.uplink.flow_control import LinkForecast
 from edgewater.model.query import QuerySpec
 from edgewater.model.window_range import NO_BORDERS, WindowRange
-from edgewater.wire import Frame, QueryRef, SamplingReason
+from edgewater.wire import Frame, QueryRef
 from edgewater.wire import uplink_pb2 as pb
 
 
@@ -115,7 +115,7 @@ class UplinkEndpoint(Protocol):
     def on_budget(self, budget: pb.Budget) -> None:
         """Applies this edge's shares of a query's error budget, and the query's processing delay."""
 
-    def on_sampling(self, query: QueryRef, rate: float, clock_offset_ms: float, reason: SamplingReason) -> None:
+    def on_sampling(self, sampling: pb.Sampling) -> None:
         """Applies the sampling rate of a query with an accuracy."""
 
     def on_refused(self, query: QueryRef, reason: str, message: str, frames: int) -> None:

@@ -23,7 +23,7 @@ from edgewater.model.lookups import MAX_KNOWN_TABLES, digest_of, pack_rows, unpa
 from edgewater.model.query import QuerySpec
 from edgewater.model.window_range import WindowRange
 from edgewater.runtime.token_bucket import TokenBucket
-from edgewater.wire import MAX_FRAMES, Frame, QueryRef, SamplingReason, link_bytes
+from edgewater.wire import MAX_FRAMES, Frame, QueryRef, link_bytes
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.session_stream import MOST_WINDOW_LOG, SessionPacker
 
@@ -399,12 +399,7 @@ class UplinkSession:
                 self._endpoint.on_budget(message.budget)
                 self._budgets_changed.set()
             elif kind == "sampling":
-                sampling = message.sampling
-                ref, reason = (
-                    QueryRef(sampling.query, sampling.query_version),
-                    SamplingReason.from_number(sampling.reason),
-                )
-                self._endpoint.on_sampling(ref, sampling.rate, sampling.clock_offset_ms, reason)
+                self._endpoint.on_sampling(message.sampling)
             elif kind == "refused":
                 self._on_refused(message.refused)
             elif kind == "link_share":

@@ -1812,6 +1812,7 @@ class Sampling(_message.Message):
     RATE_FIELD_NUMBER: _builtins.int
     CLOCK_OFFSET_MS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    EXPECTED_RECORDS_FIELD_NUMBER: _builtins.int
     query: _builtins.str
     query_version: _builtins.int
     rate: _builtins.float
@@ -1820,6 +1821,10 @@ class Sampling(_message.Message):
     """The edge's clock minus the center's, as measured in the session."""
     reason: Global___Sampling.Reason.ValueType
     """Why the rate is below 1."""
+    expected_records: _builtins.int
+    """The number of records of a window for which the rate is planned. If fewer come, the edge processes more of them at
+    the window's end. 0: it does not.
+    """
     def __init__(
         self,
         *,
@@ -1828,10 +1833,11 @@ class Sampling(_message.Message):
         rate: _builtins.float = ...,
         clock_offset_ms: _builtins.float = ...,
         reason: Global___Sampling.Reason.ValueType = ...,
+        expected_records: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_offset_ms", b"clock_offset_ms", "query", b"query", "query_version", b"query_version", "rate", b"rate", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_offset_ms", b"clock_offset_ms", "expected_records", b"expected_records", "query", b"query", "query_version", b"query_version", "rate", b"rate", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,4 +1,7 @@
-"""Edges under a virtual clock: production statistics, sampling and heartbeats on the events of a workload."""
+"""Edges under a virtual clock: production statistics, sampling and heartbeats on the events of a workload.
+
+They do not top up their samples.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ class SimulatedEdge:
         """Reads events in order of arrival; returns the positions of the sampled events."""
         kept = np.zeros(0, np.int64)
         if self._has_values:
-            kept = self._sampler.keep(self._read, len(event_ms), self.rate)
+            kept = np.flatnonzero(self._sampler.marks(self._read, len(event_ms)) < self.rate)
         self._read += len(event_ms)
         # A batch has one arrival time.
         slot = arrived_ms // self._schedule.grid.slot_ms

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from center.early import RATES_EVERY_MS, SamplingRequirement, rates_differ
+from center.early import RATES_EVERY_MS, SamplingPlan, SamplingRequirement, plans_differ
 from center.early.window_prediction import GroupPrediction
 from center.ledger import EdgesChanged, Emission, FramesMerged, FrameSummary, Ledger, QueryRegistered, TimeAdvanced
 from edgewater.answers import Phase
@@ -276,7 +276,7 @@ class EarlyAnswerSimulation:
         self._observed: list[set[int]] = [set() for _ in self.edges]  # per edge: steps whose events it has read
         self._shipped: list[set[int]] = [set() for _ in self.edges]  # per edge: steps whose partial it has shipped
         self._frames = 0
-        self._rates: dict[EdgeId, float] = {}
+        self._plans: dict[EdgeId, SamplingPlan] = {}
         self._rates_at_ms = self._beat_at_ms = -(1 << 62)
         for query in self._queries:
             query.begin(self.edges, self.now_ms, self._ref, afresh=afresh)
@@ -354,12 +354,13 @@ class EarlyAnswerSimulation:
         if not self.sampling or self.fixed_rate is not None:
             return
         if self.now_ms - self._rates_at_ms >= RATES_EVERY_MS:
-            self._rates_at_ms, rates = self.now_ms, self._queries[0].ledger.needed_rates()[REF]
-            self._rates = rates if rates_differ(self._rates, rates) else self._rates
+            self._rates_at_ms, plans = self.now_ms, self._queries[0].ledger.needed_plans()[REF]
+            self._plans = plans if plans_differ(self._plans, plans) else self._plans
         if self.now_ms - self._beat_at_ms >= HEARTBEAT_MS:
             self._beat_at_ms = self.now_ms
             for i in connected:
-                requirement = SamplingRequirement(REF, self._rates.get(self.edges[i], 1.0), always=True)
+                plan = self._plans.get(self.edges[i], SamplingPlan())
+                requirement = SamplingRequirement(REF, plan.rate, always=True)
                 self._readers[i].heartbeat(requirement)
 
     def _is_silent(self, edge: int) -> bool:

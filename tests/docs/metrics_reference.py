@@ -19,7 +19,7 @@ from center.results import ResultStore
 from center.sinks import SinkStore
 from center.sinks.alert_states import AlertCollector
 from center.sinks.process import SinkCollector
-from edge.agent import open_agent
+from edge.agent import AgentHealth, open_agent
 from edge.config import parse_config
 from edgewater.runtime.tasks import Tasks
 
@@ -77,7 +77,7 @@ def exported() -> dict[str, list[Exported]]:
             "the job": of_registry(JobMetrics().registry),
             "the sinks": of_families(SinkCollector(SinkStore(results.engine), results, lambda: 0).collect())
             + of_families(AlertCollector(SinkStore(results.engine)).collect()),
-            "the edge": of_families(agent.health().collector().collect()),
+            "the edge": of_families(AgentHealth(agent).collector().collect()),
         }
         for metrics in found.values():
             metrics += of_registry(registry)

@@ -28,7 +28,6 @@ from edgewater.wire import (
     FrameBody,
     InputLoss,
     QueryRef,
-    SamplingReason,
     uplink_pb2_grpc,
 )
 from edgewater.wire import uplink_pb2 as pb
@@ -71,6 +70,7 @@ class Agent:
         self.queries: list[tuple[QueryRef, QuerySpec]] = []
         self.shares: dict[str, float] = {}
         self.budget: pb.Budget | None = None
+        self.sampling: pb.Sampling | None = None
         self._reported: pb.Budget | None = pb.Budget(from_ms=-1)
         self.forecast: Callable[[], LinkForecast] = LinkForecast
         self.refuse = self.news = False
@@ -132,8 +132,8 @@ class Agent:
         self.budget, self.shares = budget, dict(budget.shares)
         self._received.set()
 
-    def on_sampling(self, query: QueryRef, rate: float, clock_offset_ms: float, reason: SamplingReason) -> None:
-        self.sampling = (query, rate, clock_offset_ms)
+    def on_sampling(self, sampling: pb.Sampling) -> None:
+        self.sampling = sampling
 
     async def budget_reports(self, *, all_queries: bool) -> Sequence[pb.BudgetReport]:
         if not self.queries or not (all_queries or self.budget != self._reported):

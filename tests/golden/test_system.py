@@ -12,7 +12,7 @@ from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorSet
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
-from edgewater.wire import PROTOCOL, Frame
+from edgewater.wire import PROTOCOL, Frame, QueryRef
 from edgewater.wire import uplink_pb2 as pb
 from tests.center.gateway_world import RawEdge, center, eventually
 from tests.edge import uplink_world
@@ -103,7 +103,9 @@ async def test_an_edge_acts_upon_the_messages_of_a_center(golden: Path, newer: b
                 script.send(of_a_next_release(pb.ToEdge()))
         await agent.until(lambda: agent.budget)
     budgeted = QUERIES[2][0]
-    assert agent.queries == list(QUERIES) and agent.sampling == (budgeted, 0.5, -2.5)
+    assert agent.queries == list(QUERIES) and agent.sampling is not None
+    assert QueryRef(agent.sampling.query, agent.sampling.query_version) == budgeted
+    assert (agent.sampling.rate, agent.sampling.clock_offset_ms, agent.sampling.expected_records) == (0.5, -2.5, 0)
     assert agent.refused == [(budgeted, "not-expected", 2)]
     assert agent.budget is not None
     assert (agent.shares, agent.budget.version, agent.budget.from_ms) == ({"miles": 1500.0}, 2, T0)

@@ -105,7 +105,7 @@ def _edges(
 ) -> list[ExplainedEdge]:
     stated = edge_statements(record, measure)
     known = {e.edge: e for e in center.catalog.edges.all()}
-    rates = center.catalog.budgets.sampling_rates().get(query.ref, {})
+    plans = center.catalog.budgets.sampling().get(query.ref, {})
     until = record.facts.edges.closed_until_ms or {}
     now_ms, shown = center.now_ms(), list[ExplainedEdge]()
     for edge in sorted({*stated, *expected_edges(query.spec, known.values())}):
@@ -118,7 +118,7 @@ def _edges(
             "state": edge_state(found, now_ms) if found else "never_connected",
             **watermark(max((t for t in (closed_ms, heard_ms) if t is not None), default=None)),
             **statement,
-            "rate": rates.get(EdgeId(edge)),
+            "rate": plans[EdgeId(edge)].rate if edge in plans else None,
         })  # fmt: skip
     return shown
 
@@ -236,7 +236,7 @@ def budget(name: str, center: Center) -> QueryBudget:
     if state is not None:
         allocator.restore(state)
     known = {e.edge: e for e in center.catalog.edges.all()}
-    shipped, rates = center.results.shipped(query.ref), center.catalog.budgets.sampling_rates().get(query.ref, {})
+    shipped, plans = center.results.shipped(query.ref), center.catalog.budgets.sampling().get(query.ref, {})
     latest = next(iter(center.results.last_windows(query.ref, None, None, 1)[0]), None)
     stated = {m.name: edge_statements(latest, m) for m in query.spec.measures} if latest else {}
     edges = sorted({*expected_edges(query.spec, known.values()), *allocator.holdings, *map(EdgeId, shipped)})
@@ -252,7 +252,7 @@ def budget(name: str, center: Center) -> QueryBudget:
                 edge,
                 allocator.holdings.get(edge),
                 {name: by_edge[edge]["withheld"] for name, by_edge in stated.items() if edge in by_edge},
-                rates.get(edge),
+                plans[edge].rate if edge in plans else None,
                 shipped[edge]["wire_bytes"] if edge in shipped else 0,
             )
             for edge in edges

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from center.early import EarlyAnswerEstimator, GroupPrediction, Prediction
+from center.early import EarlyAnswerEstimator, GroupPrediction, Prediction, SamplingPlan
 from center.early import groups as group_module
 from center.ledger import EdgesChanged, Emission, TimeAdvanced
 from edge.core.events import SamplingSet
@@ -267,8 +267,8 @@ def test_all_records_are_needed_while_a_group_has_no_interval() -> None:
     known, rare = (World(grouped(error="20%"), sites(slower=(), shares=s)) for s in ((1, 1, 1), (1, 1, 0.01)))
     for world in (known, rare):
         world.run(8)
-    assert all(rate < 1 for rate in known.estimator().rates().values())
-    assert set(rare.estimator().rates().values()) == {1.0}
+    assert all(plan.rate < 1 for plan in known.estimator().rates().values())
+    assert set(rare.estimator().rates().values()) == {SamplingPlan()}
 
 
 def test_coverage_counts_intervals_with_scope_each_and_windows_with_scope_all() -> None:
@@ -301,7 +301,7 @@ def test_after_too_many_groups_while_edges_sample_no_answer_is_exact(monkeypatch
     world.run(5)
     estimator = world.estimator()
     assert estimator.observed.has_too_many_groups and estimator.observed.groups.lost_sample
-    assert set(estimator.rates().values()) == {1.0}, "edges process all records"
+    assert set(estimator.rates().values()) == {SamplingPlan()}, "edges process all records"
     restored = EarlyAnswerEstimator(estimator.accuracy, estimator.schedule, None)
     restored.restore(estimator.to_text())
     assert restored.observed.groups.lost_sample
@@ -321,4 +321,4 @@ def test_when_the_last_edge_is_retired_no_rates_are_needed() -> None:
     world.run(6)
     world.ledger.handle(EdgesChanged(tuple(replace(record_of(s.name), retired=True) for s in world.sites)))
     world.ledger.handle(TimeAdvanced(world.now_ms))
-    assert world.estimator().rates() == {} and world.ledger.needed_rates() == {REF: {}}
+    assert world.estimator().rates() == {} and world.ledger.needed_plans() == {REF: {}}

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import pytest
 
-from center.early import EdgeSamplingController, SamplingRequirement
+from center.early import EdgeSamplingController, SamplingPlan, SamplingRequirement
 from center.ledger import Emission
 from edge.core.events import SamplingSet
 from edge.utilization import BusyMeter
@@ -52,9 +52,9 @@ class Machine:
             self.now_ms = max(min(self.now_ms + count * cost_ms, now_ms), self.now_ms)
         self.now_ms = float(now_ms)
 
-    def beat(self, rates: dict[EdgeId, float]) -> None:
+    def beat(self, plans: dict[EdgeId, SamplingPlan]) -> None:
         share = self.meter.take_busy_share()
-        order = SamplingRequirement(REF, rates.get(EdgeId(self.site.name), 1.0))
+        order = SamplingRequirement(REF, plans.get(EdgeId(self.site.name), SamplingPlan()).rate)
         for message in self.sampling.on_heartbeat(0, 1e6, 0.0, (order,), share):
             reason = SamplingReason.from_number(message.reason)
             self.site.core.handle(SamplingSet(REF, message.rate, message.clock_offset_ms, reason))
@@ -83,7 +83,7 @@ class Run:
             first = machine is self.machines[0]
             machine.step(now_ms, first and OVERLOADED_MS[0] <= now_ms - BEGIN_MS < OVERLOADED_MS[1])
             if (now_ms - BEGIN_MS) % BEAT_MS == 0:
-                machine.beat(dict(self.world.ledger.needed_rates()[REF]))  # type: ignore[attr-defined]
+                machine.beat(dict(self.world.ledger.needed_plans()[REF]))  # type: ignore[attr-defined]
 
     def by_window(self) -> dict[int, list[Emission]]:
         """Returns the answers by start of the window, ms since the beginning."""

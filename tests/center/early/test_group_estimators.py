@@ -8,10 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from center.early import EarlyAnswerEstimator
+from center.early import EarlyAnswerEstimator, SamplingPlan
 from center.early import groups as group_module
 from center.early.evaluation import SILENT_EXTREMES
 from edge.arrivals import SubstreamMonitor
+from edgewater.arrivals.arrival_counts import window_sample
 from edgewater.model.accuracy import report_schedule
 from tests.center.accuracy_world import spec
 
@@ -45,6 +46,11 @@ class Reports:
         self.estimator.advance(self.now_ms)
         self.estimator.forget_before(self.now_ms - 4 * STEP_MS)
 
+    def sampled(self, start_ms: int) -> dict[str, float]:
+        """The number of sampled records of edge a by group, in the window of these two sub-streams."""
+        groups = self.estimator.observed.groups
+        return {g.key: float(window_sample([g.counts], start_ms, ["a"]).count.sum()) for g in groups}
+
     @property
     def groups(self) -> list[str]:
         return [group.key for group in self.estimator.observed.groups]
@@ -60,6 +66,22 @@ def test_the_size_of_batches_changes_no_estimator(monkeypatch: pytest.MonkeyPatc
         assert len(reports.groups) == 5
         states.append(reports.estimator.to_text())
     assert states[0] == states[1]
+
+
+def test_values_that_come_after_the_counts_of_their_group_are_added() -> None:
+    """An edge tops up its sample: the report has values of y, and records of x alone."""
+    reports = Reports()
+    reports.step("xy", every=2)
+    start, monitor = reports.now_ms - STEP_MS, reports.monitors["a"]
+    before = reports.sampled(start)
+    ones = np.ones(5)
+    born = np.full(5, start + 7)
+    monitor.observe(born, reports.now_ms + 10, [pa.array(["x"] * 5)], ones, np.arange(5), (ones, ones))
+    monitor.add_values(born, born + 90, [pa.array(["y"] * 5)], ones, (ones, ones))
+    reports.estimator.add_report("a", reports.now_ms + 20, [s.to_state() for s in monitor.take()])
+    reports.estimator.add_report("b", reports.now_ms + 20, [])
+    reports.estimator.advance(reports.now_ms + 20)
+    assert reports.sampled(start) == {key: count + 5 for key, count in before.items()}
 
 
 def test_a_group_without_records_is_removed_in_time() -> None:
@@ -85,7 +107,7 @@ def test_after_too_many_groups_all_records_are_needed_and_a_lost_sample_is_remem
     reports.step("xyz", every=2)
     estimator = reports.estimator
     assert estimator.observed.has_too_many_groups and reports.groups == []
-    assert estimator.rates() == dict.fromkeys(EDGES, 1.0), "edges process all records"
+    assert estimator.rates() == dict.fromkeys(EDGES, SamplingPlan()), "edges process all records"
     restored = EarlyAnswerEstimator(estimator.accuracy, estimator.schedule, None)
     restored.restore(estimator.to_text())
     for each in (estimator, restored):

@@ -1,15 +1,25 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
-from center.early import EdgeSamplingController, SamplingRequirement, is_expensive, needed_rate, rates_differ
+from center.early import (
+    EdgeSamplingController,
+    SamplingPlan,
+    SamplingRequirement,
+    is_expensive,
+    needed_plan,
+    plans_differ,
+)
 from center.early.sampling import MAX_AGREEING_HEARTBEATS, ProcessorLoadDetector
 from edgewater.base.streams import EdgeId
 from edgewater.model.query import QuerySpec
+from edgewater.model.windows import SlidingWindow
 from edgewater.wire import QueryRef
 from edgewater.wire import uplink_pb2 as pb
+from tests.edgewater.functions_world import Counting, install_functions
 
 REF = QueryRef("q", 1)
 NEEDS = (SamplingRequirement(REF, 0.2),)
@@ -104,6 +114,19 @@ def test_an_expensive_measure_is_sampled_also_where_everything_keeps_up() -> Non
     assert beat(edge, 1.0, needs=(always, *NEEDS)) == [(0.2, pb.Sampling.PROCESSOR)]
 
 
+def test_samples_are_topped_up_while_processor_and_link_keep_up() -> None:
+    edge, always = EdgeSamplingController(), SamplingRequirement(REF, 0.3, always=True, records=400.4)
+
+    def expected(utilization: float, backlog_bytes: int = 0) -> list[int]:
+        messages = edge.on_heartbeat(backlog_bytes, 1e6, 0.0, (always,), utilization)
+        assert all((m.rate, m.reason) == (0.3, pb.Sampling.MEASURE) for m in messages)
+        return [m.expected_records for m in messages]
+
+    assert expected(0.1) == [400]
+    assert expected(0.1, 3_000_000) == [0] and expected(0.1) == [400]
+    assert [expected(1.0) for _ in range(3)] == [[], [], [0]]
+
+
 def test_of_several_reasons_the_one_that_lasts_longest_is_said_and_a_change_of_it_is_news() -> None:
     edge = EdgeSamplingController()
     beat(edge, 1.0)
@@ -160,11 +183,23 @@ def test_a_query_that_is_registered_again_gets_its_message_again() -> None:
 def test_only_where_a_sample_saves_work_and_spoils_nothing_is_there_a_rate(
     measures: dict[str, str], planned: float, needed: float
 ) -> None:
-    assert needed_rate(spec(**measures), planned) == pytest.approx(needed)
+    assert needed_plan(spec(**measures), SamplingPlan(planned, 1_000.0)) == pytest.approx((needed, 0.0))
+
+
+def test_only_samples_of_expensive_measures_over_tumbling_windows_are_topped_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install_functions(monkeypatch, Counting(lambda x: x).named("score"))
+    planned, kept, refused = SamplingPlan(0.2, 500.0), (pytest.approx(0.22), 500.0), (pytest.approx(0.22), 0.0)
+    assert needed_plan(spec(b="mean(score(x))"), planned) == kept
+    assert needed_plan(spec(b="mean(x)"), planned) == refused
+    sliding = replace(spec(b="mean(score(x))"), window=SlidingWindow(2_000, 1_000))
+    assert needed_plan(sliding, planned) == refused
 
 
 def test_rates_are_written_down_again_when_they_have_changed_by_a_tenth() -> None:
     e = EdgeId("e")
-    assert rates_differ({}, {e: 1.0})
-    assert not rates_differ({e: 0.2}, {e: 0.21})
-    assert rates_differ({e: 0.2}, {e: 0.25})
+    assert plans_differ({}, {e: SamplingPlan()})
+    assert not plans_differ({e: SamplingPlan(0.2, 100)}, {e: SamplingPlan(0.21, 105)})
+    assert plans_differ({e: SamplingPlan(0.2)}, {e: SamplingPlan(0.25)})
+    assert plans_differ({e: SamplingPlan(0.2, 100)}, {e: SamplingPlan(0.2, 120)})

@@ -118,7 +118,10 @@ def test_a_sample_that_is_too_small_with_the_stragglers_but_not_without_waits_fo
 
 def test_counts_are_not_sampled_and_without_history_all_events_are_needed():
     for measure, rate in (("count", 0), ("mean", 1)):
-        assert TriggerBatch([EarlyTrigger(1, GRID, SLOTS, AccuracyTarget(), measure)]).rates().tolist() == [[rate]]
+        assert TriggerBatch([EarlyTrigger(1, GRID, SLOTS, AccuracyTarget(), measure)]).rates().tolist() == [
+            [[rate]],
+            [[0.0]],
+        ]
 
 
 def test_a_measure_without_a_bound_on_stragglers_is_refused_with_the_alternatives():

@@ -59,7 +59,7 @@ class World:
 
     def answer(self) -> None:
         trigger, rng = self.trigger, self.rng
-        rates = TriggerBatch([trigger]).rates()
+        rates, _ = TriggerBatch([trigger]).rates()
         arrived = rng.poisson(200, (self.sources, 1)).astype(float)
         count = np.floor(arrived * np.maximum(rates, 0.5))
         value = count * rng.normal(3, 0.1, count.shape)

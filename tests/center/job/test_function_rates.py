@@ -57,18 +57,18 @@ def test_every_edge_gets_the_rate_that_the_newest_window_needed(world: Any, writ
     ref = world.catalog.queries.register(median_spec("q"), world.now)[0].ref
     writer.advance()
     planner.update()
-    assert world.catalog.budgets.sampling_rates() == {}, "nothing is known yet, so all is processed"
+    assert world.catalog.budgets.sampling() == {}, "nothing is known yet, so all is processed"
 
     answer_window(world, writer, ref, 0, spread=20.0)
     planner.update()
-    first = world.catalog.budgets.sampling_rates()[ref]
+    first = world.catalog.budgets.sampling()[ref]
     answer_window(world, writer, ref, 1, spread=60.0)
     planner.update()
-    second = world.catalog.budgets.sampling_rates()[ref]
+    second = world.catalog.budgets.sampling()[ref]
 
     assert set(first) == set(world.edges)
-    assert 0.03 < first[world.edges[0]] < second[world.edges[0]] < 1.0
-    assert reading(metrics.needed_rate.labels("q", "jfk")) == second[world.edges[0]]
+    assert 0.03 < first[world.edges[0]].rate < second[world.edges[0]].rate < 1.0
+    assert reading(metrics.needed_rate.labels("q", "jfk")) == second[world.edges[0]].rate
 
 
 def test_a_sample_that_would_make_other_measures_wrong_is_not_asked_for(world: Any, writer: LedgerWriter) -> None:
@@ -78,7 +78,7 @@ def test_a_sample_that_would_make_other_measures_wrong_is_not_asked_for(world: A
 
     planner.update()
 
-    assert world.catalog.budgets.sampling_rates() == {}
+    assert world.catalog.budgets.sampling() == {}
 
 
 def test_a_query_whose_function_fails_does_not_block_the_others(
@@ -100,7 +100,7 @@ def test_a_query_whose_function_fails_does_not_block_the_others(
 
     planner.update()
 
-    assert list(world.catalog.budgets.sampling_rates()) == [refs[1]]
+    assert list(world.catalog.budgets.sampling()) == [refs[1]]
 
 
 def test_a_deleted_query_is_forgotten(world: Any, writer: LedgerWriter) -> None:

@@ -4,8 +4,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge.arrivals import BernoulliSampler
-from edgewater.base.errors import InvalidInput
-from tests.refusals import refused
 
 
 @given(st.integers(0, 2**62), st.integers(0, 50), st.integers(0, 50))
@@ -21,20 +19,6 @@ def test_marks_are_uniform_and_independent_between_sources():
     for rate in (0.01, 0.3, 0.9):
         assert (one < rate).mean() == pytest.approx(rate, abs=4 * np.sqrt(rate * (1 - rate) / 40_000))
     assert abs(np.corrcoef(one, two)[0, 1]) < 4 / 200
-
-
-def test_the_sample_of_a_lower_rate_is_a_subset():
-    sampler = BernoulliSampler(5)
-    low, high = sampler.keep(0, 1000, 0.1), sampler.keep(0, 1000, 0.3)
-    assert set(low) < set(high)
-    assert len(sampler.keep(0, 1000, 1.0)) == 1000
-    assert len(sampler.keep(0, 1000, 0.0)) == 0
-
-
-@pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])
-def test_a_rate_outside_0_to_1_is_refused(rate):
-    with refused(InvalidInput, "rate"):
-        BernoulliSampler(1).keep(0, 10, rate)
 
 
 def test_marks_continue_across_blocks_of_numbers():
@@ -53,9 +37,3 @@ def test_neighbours_and_equal_remainders_are_sampled_independently():
         counts = np.bincount(cells, minlength=64)
         expected = len(cells) / 64
         assert ((counts - expected) ** 2 / expected).sum() < 120, step
-
-
-@given(st.integers(0, 10_000), st.floats(0, 1))
-def test_the_kept_events_are_those_with_marks_below_the_rate(first, rate):
-    sampler = BernoulliSampler(11)
-    assert sampler.keep(first, 300, rate).tolist() == np.flatnonzero(sampler.marks(first, 300) < rate).tolist()

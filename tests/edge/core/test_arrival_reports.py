@@ -398,7 +398,7 @@ def test_each_part_of_a_split_report_has_the_sampling_reason() -> None:
 
 @pytest.mark.parametrize("reason", SamplingReason)
 def test_a_sampling_rate_is_read_from_the_journal_with_its_reason(reason: SamplingReason) -> None:
-    event = SamplingSet(REF, 0.5, 3.0, reason)
+    event = SamplingSet(REF, 0.5, 3.0, reason, 400)
     assert decode_event(encode_event(event)) == event
 
 

@@ -15,6 +15,7 @@ import pytest
 from center.budgets import Grant
 from center.catalog import Catalog
 from center.ingest.budget_sync import grants_of
+from edge.core.arrival_reports import SamplingSettings
 from edge.core.core import EdgeCore
 from edge.core.events import Ingested, SourceEnded, SourcesOpened
 from edge.core.streams import StreamSpec
@@ -24,9 +25,9 @@ from edge.uplink import Input, UplinkOutbox
 from edge.uplink.link_reports import LinkReports
 from edge.uplink.ports import Workload
 from edgewater.base.errors import StorageError
-from edgewater.base.streams import TIME_COLUMN, EdgeId
+from edgewater.base.streams import LIVE, TIME_COLUMN, EdgeId
 from edgewater.model.query import QuerySpec
-from edgewater.wire import QueryRef
+from edgewater.wire import QueryRef, SamplingReason
 from edgewater.wire import uplink_pb2 as pb
 from tests.edge.uplink_world import gateway, uplink
 
@@ -173,6 +174,19 @@ async def test_only_shares_are_confirmed_not_a_new_processing_delay(tmp_path: Pa
     stated = [(1, {"s": 50.0})]
     assert reported == [stated, [], stated], "the center repeats a message if no report has reached it"
     writing.cancel()
+    durable.close()
+
+
+def test_a_sampling_message_sets_rate_offset_reason_and_expected_records(tmp_path: Path) -> None:
+    durable = DurableCore(tmp_path, lambda: EdgeCore({"events": StreamSpec(COLUMNS, LIVE)}), _no_ranges, "i")
+    outbox = UplinkOutbox("jfk", {}, durable, JournalGroupCommit(durable), lambda: 1_000)
+    mapping = {"name": "q", "from": "events", "measures": {"s": "sum(x)"}, "window": {"tumbling": "1s"}}
+    outbox.on_queries([(REF, QuerySpec.from_mapping({**mapping, "accuracy": {"error": "5%"}}))])
+    names = {"query": REF.name, "query_version": REF.version}
+    reason = pb.Sampling.MEASURE
+    outbox.on_sampling(pb.Sampling(**names, rate=1.5, clock_offset_ms=3.0, reason=reason, expected_records=400))
+    monitor = durable.core.queries[REF].monitor
+    assert monitor is not None and monitor.sampling == SamplingSettings(1.0, 3, SamplingReason.MEASURE, 400)
     durable.close()
 
 
