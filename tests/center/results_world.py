@@ -88,6 +88,7 @@ class Job:
         parts: dict[int, list[bytes]] = {}
         for _, deltas in frames:
             for delta in deltas:
+                assert isinstance(delta.data, bytes)
                 parts.setdefault(delta.slice_start_ms, []).append(delta.data)
         merged = [Delta(query_key(self.ref), start, GroupedAggregate.merge_bytes(p)) for start, p in parts.items()]
         return self.store.apply(
