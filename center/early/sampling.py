@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 from edgewater.arrivals.targets import COUNTS
 from edgewater.base.streams import EdgeId
-from edgewater.model.accuracy import is_topped_up
 from edgewater.model.query import QuerySpec
 from edgewater.wire import QueryRef, SamplingReason
 from edgewater.wire import uplink_pb2 as pb
@@ -92,7 +91,7 @@ def needed_plan(spec: QuerySpec, planned: SamplingPlan) -> SamplingPlan:
     """
     if spec.accuracy is None or spec.accuracy.kind in COUNTS or len(spec.measures) > 1:
         return SamplingPlan()
-    return SamplingPlan(min(1.0, RATE_MARGIN * planned.rate), planned.records if is_topped_up(spec) else 0.0)
+    return SamplingPlan(min(1.0, RATE_MARGIN * planned.rate), planned.records if spec.tops_up_samples else 0.0)
 
 
 def is_expensive(spec: QuerySpec) -> bool:

@@ -18,7 +18,6 @@ from edge.core.slice_store import SliceStore
 from edge.core.slices import Slice
 from edgewater.base.streams import MIN_TIME_MS
 from edgewater.guard.partial_check import group_bytes
-from edgewater.model.accuracy import is_topped_up
 from edgewater.model.algebra import LateRecordPolicy, late_record_policy_of
 from edgewater.synopses import BoolArray, IntArray, count_distinct, is_sampled
 from edgewater.wire import LossReason, QueryRef
@@ -48,7 +47,7 @@ class Intake:
         self.sampling_rate = 1.0
         self.max_state_bytes: int | None = None
         self._accuracy_measure = AccuracyMeasure(self._bound) if self._spec.accuracy is not None else None
-        self._tops_up = is_topped_up(self._spec)
+        self._tops_up = self._spec.tops_up_samples
         self._group_bytes = group_bytes(self._bound) + GROUP_BYTES
 
     @property

@@ -25,7 +25,6 @@ from edgewater.model.windows import CalendarWindow, SlidingWindow, Window
 
 if TYPE_CHECKING:
     from edgewater.model.measure import Measure
-    from edgewater.model.query import QuerySpec
 
 KEYS = {"error": True} | dict.fromkeys("confidence measure substream scope range delays".split(), False)
 """The keys of an accuracy, and whether each is required."""
@@ -258,19 +257,6 @@ def _measures(named: object, measures: Sequence[Measure]) -> list[Measure]:
         accepted = f"one measure, or several of {', '.join(EARLY_SYNOPSES)}; or a query for each measure"
         raise InvalidQuery("accuracy.measure", named, accepted, reason)
     return chosen
-
-
-def is_topped_up(spec: QuerySpec) -> bool:
-    """Returns whether edges top up the samples of a query's windows (`edge.arrivals.top_up`).
-
-    The measure has to be expensive: other samples are drawn under overload. A window has to be one slice, so that one
-    rate holds for all its records. Under a byte budget, a window's values may not be sent when it ends.
-    """
-    window, accuracy = spec.window, spec.accuracy
-    if accuracy is None or accuracy.kind not in ("sum", "mean") or len(spec.measures) != 1:
-        return False
-    is_tumbling = isinstance(window, SlidingWindow) and window.size_ms == window.every_ms
-    return is_tumbling and spec.measures[0].is_expensive and spec.byte_budget is None
 
 
 def report_schedule(window: object, accuracy: Accuracy | None, lateness_ms: int) -> ReportSchedule | None:

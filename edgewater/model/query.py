@@ -43,7 +43,7 @@ from edgewater.model.lookups import TableLookup, read_lookups
 from edgewater.model.measure import NAME, NAME_ACCEPTED, Measure
 from edgewater.model.record_functions import CallFailures
 from edgewater.model.syntax import MAX_EXPRESSIONS_LENGTH, check_calls, column_names, parse_sql
-from edgewater.model.windows import ACCEPTED_IN_QUERIES, SessionWindow, SlicedWindow, Window
+from edgewater.model.windows import ACCEPTED_IN_QUERIES, SessionWindow, SlicedWindow, SlidingWindow, Window
 from edgewater.synopses import DEFAULT_SEED, EncodedKeys
 from edgewater.synopses.missing_records import has_bounds
 
@@ -330,6 +330,19 @@ class QuerySpec:
         """Whether edges may withhold values. With an accuracy, edges withhold values only under an error budget."""
         has_budget = self.budget is not None or self.byte_budget is not None
         return has_budget and (self.accuracy is None or self.error_budget is not None)
+
+    @property
+    def tops_up_samples(self) -> bool:
+        """Whether edges enlarge the samples of windows at their ends (`edge.arrivals.top_up`).
+
+        The measure has to be expensive: other samples are drawn under overload. A window has to be one slice, so that
+        one rate holds for all its records. Under a byte budget, a window's values may not be sent when it ends.
+        """
+        window, accuracy = self.window, self.accuracy
+        if accuracy is None or accuracy.kind not in ("sum", "mean") or len(self.measures) != 1:
+            return False
+        is_tumbling = isinstance(window, SlidingWindow) and window.size_ms == window.every_ms
+        return is_tumbling and self.measures[0].is_expensive and self.byte_budget is None
 
     @property
     def omits_values(self) -> bool:
