@@ -37,6 +37,7 @@ from edge.core.events import (
     PullReplayed,
     QueryAccepted,
     QueryRefused,
+    SamplesEnded,
     SamplingSet,
     SourceEnded,
     SourcesOpened,
@@ -313,7 +314,7 @@ class EdgeCore:
 
     @_handle.register
     def _(self, event: PullEvent) -> list[Effect]:
-        effects = list[Effect]()
+        ended, effects = self._end_samples(event), list[Effect]()
         demands, shares = partial(self.pulls.demands, event), self.pulls.shares(event.now_ms)
         turn = Turn(event, list(self.queries.values()), demands, self._served_bytes, self._first_pulls, self._turns)
         self._first_pulls = turn.first_pulls
@@ -322,7 +323,6 @@ class EdgeCore:
             if not room_bytes or (effects and not _may_follow(pipeline)):
                 continue
             conditions = self.pulls.conditions(pipeline, event, room_bytes, shares[pipeline.ref], turn.first_groups)
-            self._batch_number += pipeline.intake.top_up(conditions.now_ms, self._batch_number + 1)
             decision = pipeline.shipper.decide(conditions)
             if decision is None:
                 continue
@@ -339,10 +339,23 @@ class EdgeCore:
                 break
         if not effects:
             self.pulls.defer(event)
+        return [*ended, *effects]
+
+    def _end_samples(self, pull: PullEvent) -> list[Effect]:
+        """Tops up the samples of windows that have ended when a pull comes."""
+        effects = list[Effect]()
+        for pipeline in self.queries.values():
+            if not pipeline.intake.tops_up:
+                continue
+            now_ms = self.pulls.conditions(pipeline, pull, 0, 1.0).now_ms
+            if pipeline.intake.top_up(now_ms, self._batch_number + 1):
+                self._batch_number += 1
+                effects = [SamplesEnded()]
         return effects
 
     @_handle.register
     def _(self, event: PullReplayed) -> list[Effect]:
+        self._end_samples(event.pull)
         effects = list[Effect](event.built)
         for built in event.built:
             self._append_unacked(built.frame)
@@ -353,9 +366,7 @@ class EdgeCore:
 
     def _replay(self, pipeline: QueryPipeline, pull: PullEvent, built: FrameBuilt) -> bool:
         """Applies a recorded frame; returns whether this state gives it the same body."""
-        conditions = self.pulls.conditions(pipeline, pull, 0, 1.0)
-        self._batch_number += pipeline.intake.top_up(conditions.now_ms, self._batch_number + 1)
-        decision = pipeline.frames.read(built, conditions)
+        decision = pipeline.frames.read(built, self.pulls.conditions(pipeline, pull, 0, 1.0))
         own = encode_body(pipeline.frames.apply(decision))
         self._count_bytes(pull, built.frame, decision)
         return decision.closed == built.closed and google_crc32c.value(own) == built.frame.crc32c

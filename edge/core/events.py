@@ -267,6 +267,13 @@ class FrameDiverged:
 
 
 @dataclass(frozen=True, slots=True)
+class SamplesEnded:
+    """A pull has ended the samples of windows. It is journaled even if it built no frame, so that a replay ends them at
+    the same time.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class Dropped:
     """Records were deliberately not counted in a query."""
 
@@ -306,4 +313,4 @@ class QueryRefused:
     message: str
 
 
-Effect = FrameBuilt | FrameDiverged | Dropped | FunctionFailed | QueryAccepted | QueryRefused
+Effect = FrameBuilt | FrameDiverged | SamplesEnded | Dropped | FunctionFailed | QueryAccepted | QueryRefused

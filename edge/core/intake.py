@@ -47,7 +47,7 @@ class Intake:
         self.sampling_rate = 1.0
         self.max_state_bytes: int | None = None
         self._accuracy_measure = AccuracyMeasure(self._bound) if self._spec.accuracy is not None else None
-        self._tops_up = self._spec.tops_up_samples
+        self.tops_up = self._spec.tops_up_samples
         self._group_bytes = group_bytes(self._bound) + GROUP_BYTES
 
     @property
@@ -71,6 +71,7 @@ class Intake:
             arrival_ms: event time by the stream's clock at which the batch arrived.
             is_backfill: whether the records were read before, when other versions may have counted them.
         """
+        self._forget_windows()
         self.top_up(arrival_ms, batch_number)
         matching = batch.joined(self._bound).matching(self._bound, self.reading)
         if not len(matching):
@@ -141,7 +142,7 @@ class Intake:
         monitor = self._monitor
         if monitor is not None and self._accuracy_measure is not None:
             corrected_ms, store = arrival_ms - monitor.sampling.clock_offset_ms, self._store
-            if self._tops_up and start not in store.slices and store.finished.get(start) is None:
+            if self.tops_up and start not in store.slices and store.finished.get(start) is None:
                 monitor.begin_window(start, store.end(start), corrected_ms)
             window = monitor.windows.get(start)
             kept = monitor.sample(records.ids, window)
@@ -161,10 +162,10 @@ class Intake:
         return arguments, None
 
     def top_up(self, arrival_ms: int, batch_number: int) -> bool:
-        """Tops up the samples of windows that have ended; returns whether records were processed.
+        """Tops up the samples of windows that have ended; returns whether any window has.
 
-        Called before each batch and each frame, so that a report has all values of the windows that end by its slot.
-        The records have been stated as sampled out (`Dropped`) when they came.
+        Called before each batch, and before each pull, so that a report has all values of the windows that end by its
+        slot. The records have been stated as sampled out (`Dropped`) when they came.
 
         Args:
             arrival_ms: event time now, by the stream's clock.
@@ -173,13 +174,8 @@ class Intake:
         monitor, store = self._monitor, self._store
         if monitor is None or not monitor.windows or self._accuracy_measure is None:
             return False
-        monitor.windows = {
-            start: window
-            for start, window in monitor.windows.items()
-            if start in store.slices or store.finished.get(start) is not None
-        }
-        result = False
-        for start in monitor.ended_windows(arrival_ms - monitor.sampling.clock_offset_ms, store.end):
+        starts = monitor.ended_windows(arrival_ms - monitor.sampling.clock_offset_ms, store.end)
+        for start in starts:
             ended = monitor.windows[start].end()
             if ended is None or start not in store.slices:
                 continue
@@ -189,8 +185,16 @@ class Intake:
             observed = self._accuracy_measure.observed(arguments, np.ones(len(records), bool))
             monitor.add_values(records.times, arrivals, self._bound.key_arrays(batch), observed)
             self._update(start, store.open(start, arrival_ms), records, observed.processed, batch_number, None)
-            result = True
-        return result
+        return bool(starts)
+
+    def _forget_windows(self) -> None:
+        """Forgets the samples of windows that take no more records."""
+        if self._monitor is not None and self._monitor.windows:
+            self._monitor.windows = {
+                start: window
+                for start, window in self._monitor.windows.items()
+                if start in self._store.slices or self._store.finished.get(start) is not None
+            }
 
     @staticmethod
     def _count(slice_: Slice, records: BatchRecords, *, is_late: bool) -> None:

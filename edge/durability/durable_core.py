@@ -12,7 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edge.core.core import EdgeCore
-from edge.core.events import BackfillIngested, Effect, Event, FrameBuilt, Ingested, MemoryLimited, PullEvent
+from edge.core.events import (
+    BackfillIngested,
+    Effect,
+    Event,
+    FrameBuilt,
+    Ingested,
+    MemoryLimited,
+    PullEvent,
+    SamplesEnded,
+)
 from edge.core.memory import SliceMemoryLimits, next_limit
 from edge.durability import journal
 from edge.durability.edge_state import EdgeState
@@ -126,7 +135,8 @@ class DurableCore:
             self._segment.append(encode_event(event))
             return self.state.apply(event)
         effects = self.state.apply(event)
-        if built := [e for e in effects if isinstance(e, FrameBuilt)]:
+        built = [e for e in effects if isinstance(e, FrameBuilt)]
+        if built or SamplesEnded() in effects:
             self._segment.append(pull_record(event, built))
         return effects
 

@@ -178,9 +178,7 @@ class Recovery:
 
     def _replay_pull(self, event: PullReplayed, written_on: int) -> None:
         next_seq = self._state.core.next_seq
-        if not event.built:
-            return  # 0.3.0 also writes pulls that sent nothing
-        if event.built[0].frame.seq != next_seq:
+        if event.built and event.built[0].frame.seq != next_seq:
             raise StorageError(
                 f"{self._directory}: the journal has frame {event.built[0].frame.seq} where {next_seq} is "
                 "expected: a damaged record was skipped. Restore the directory from a copy, or remove it to start "

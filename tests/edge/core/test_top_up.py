@@ -11,7 +11,7 @@ import pytest
 
 from edge.arrivals import BernoulliSampler, top_up
 from edge.core.core import EdgeCore
-from edge.core.events import Configured, Ingested, PullEvent, SamplingSet
+from edge.core.events import Configured, FrameBuilt, Ingested, PullEvent, SamplingSet
 from edge.core.streams import StreamSpec
 from edge.durability import DurableCore
 from edgewater.arrivals import read_report
@@ -220,6 +220,12 @@ def durable(path: Path) -> DurableCore:
     return DurableCore(path, empty, lambda *_: pytest.fail("nothing is replayable"), "i")
 
 
+def parts(edge: EdgeCore) -> list[bytes]:
+    """Returns the state that a replay gives again."""
+    (query,) = State.unpack(edge.to_state(), "edge-core").components.values()
+    return [query.components[part].pack(part) for part in ("store", "monitor")]
+
+
 @pytest.mark.parametrize("checkpoint_at", [None, "kept", "ended"])
 @pytest.mark.parametrize("by", ["pull", "batch"])
 def test_an_edge_that_was_killed_sends_the_same_frames_and_goes_on_alike(
@@ -248,9 +254,32 @@ def test_an_edge_that_was_killed_sends_the_same_frames_and_goes_on_alike(
             edge = durable(path)  # another frame would raise
         edge.ingest_payload(batch(range(CAME + 500, CAME + 1_000), 1_200))
         assert edge.handle(PullEvent(1 << 16, edge.core.pulls.event_times(12_000)))
-        (query,) = State.unpack(edge.core.to_state(), "edge-core").components.values()
-        states += [[query.components[part].pack(part) for part in ("store", "monitor")]]
+        states.append(parts(edge.core))
         frames.append(list(edge.core.unacked))
         edge.close()
     assert frames[0] == frames[1] and states[0] == states[1]
     assert len(smallest(PLANNED) & set(score.seen)) == PLANNED
+
+
+@pytest.mark.parametrize("after", ["overload", "late"])
+def test_a_window_that_ended_at_a_pull_without_a_frame_ends_there_in_a_replay(
+    score: Counting, tmp_path: Path, after: str
+) -> None:
+    """Its frames are built later, when the settings are others: a replay that ended it later gave other frames."""
+    edge = durable(tmp_path)
+    edge.handle(Configured(((REF, spec()),)))
+    edge.handle(sampling())
+    for first in range(0, CAME, 100):
+        edge.ingest_payload(batch(range(first, first + 100), 400 + first))
+    times_ms = edge.core.pulls.event_times(1_020)
+    assert not any(isinstance(e, FrameBuilt) for e in edge.handle(PullEvent(0, times_ms)))
+    assert len(smallest(PLANNED) & set(score.seen)) == PLANNED, "the pull has no room for a frame, and ends the window"
+    if after == "overload":
+        edge.handle(sampling(RATE, 0))
+    edge.ingest_payload(batch(range(CAME, CAME + 500), 1_100))
+    assert any(isinstance(e, FrameBuilt) for e in edge.handle(PullEvent(1 << 16, edge.core.pulls.event_times(12_000))))
+    edge.sync()
+    edge.close()
+    again = durable(tmp_path)  # another frame would raise
+    assert parts(again.core) == parts(edge.core)
+    again.close()
