@@ -28,15 +28,13 @@ def _known_zone(name: str) -> str:
     return name
 
 
-def _known_types(columns: dict[str, str]) -> dict[str, str]:
-    for name, kind in columns.items():
-        if kind not in COLUMN_TYPES:
-            fault = f"column {name} has the unknown type {kind}{did_you_mean(kind, COLUMN_TYPES)}"
-            raise refusal(f"a type among {', '.join(COLUMN_TYPES)}", fault)
-    return columns
+def _known_type(kind: str) -> str:
+    if kind not in COLUMN_TYPES:
+        raise refusal(f"a type among {', '.join(COLUMN_TYPES)}", f"unknown type{did_you_mean(kind, COLUMN_TYPES)}")
+    return kind
 
 
-Columns = Annotated[dict[str, str], AfterValidator(_known_types)]
+Columns = dict[str, Annotated[str, AfterValidator(_known_type)]]
 """The types of columns by name."""
 Zone = Annotated[str, AfterValidator(_known_zone)]
 """A time zone of the IANA database."""

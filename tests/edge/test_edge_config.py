@@ -96,7 +96,9 @@ def test_quoted_times_and_times_without_a_zone_are_taken() -> None:
         ({"edge": "jfk", "state_dir": "s"}, "streams: missing key; expected a value"),
         (in_stream(time={}), "streams.flights.time.column: missing key"),
         (in_stream(time={"column": "t", "unit": "minutes"}), "streams.flights.time.unit: 'minutes' is not accepted"),
-        (in_stream(columns={"a": "int"}), "column a has the unknown type int, did you mean int64?; expected a type"),
+        (in_stream(columns={"a": "int"}),
+         "streams.flights.columns.a: 'int' is not accepted; unknown type, did you mean int64?; expected a type among"),
+        (in_stream(columns={"a": "int", "b": "text"}), "; also streams.flights.columns.b: 'text' is not accepted"),
         (in_stream(columns={}), "at least one column"),
         (in_stream(columns={"event_time_ms": "int64"}), "expected another name than event_time_ms"),
         (in_stream(columns={"t": "string"}), "expected the type int64 or float64 for column t"),
@@ -142,10 +144,10 @@ def test_faults_of_a_file_are_named_together_each_with_its_line_and_column(tmp_p
     places = [line.removeprefix(f"{path}:").split(": ")[:2] for line in caught.value.faults()]
     assert places == [
         ["3:3", "center.adress"], ["11:29", "streams.flights.sources.1.file.folow"], ["1:1", "edge"],
-        ["7:5", "streams.flights.columns"], ["8:5", "streams.flights.time.column"],
+        ["7:15", "streams.flights.columns.a"], ["8:5", "streams.flights.time.column"],
     ]  # fmt: skip
     path.write_text(YAML.replace("disorder: 5s", "disorder: fast").replace("carrier: string", "carrier: text"))
-    with refused(InvalidConfig, "streams.flights.columns"):
+    with refused(InvalidConfig, "streams.flights.columns.carrier"):
         load_config(path, {"EDGE_TOKEN": "x"})
     path.write_text("edge: jfk\nedge: lga\n")
     with refused(InvalidConfig, ""):

@@ -293,5 +293,5 @@ def test_names_that_are_almost_right_are_named(run: Any) -> None:
     query = {"name": "n", "from": "flight", "measures": {"n": "count()"}, "window": {"tumbling": "1h"}}
     with refused(InvalidQuery, "from"):
         run({"a.csv": rows(NOW_MS)}, query=query)
-    with refused(InvalidConfig, "streams.flights.columns"):
+    with refused(InvalidConfig, "streams.flights.columns.distance"):
         run({}, columns={"carrier": "string", "distance": "int"})
