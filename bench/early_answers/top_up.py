@@ -77,12 +77,12 @@ def measure(load: str, seconds: int, seed: int, *, is_topped_up: bool) -> str:
     answers = worlds.first_answers(world.answers, WARM_UP)
     early = [(a, a.prediction) for a in answers if a.phase is Phase.EARLY and a.prediction is not None]
     stated = [(a, p) for a, p in early if np.isfinite([p.lower, p.upper]).all()]
-    held = sum(p.lower <= world.truth(a.window_start_ms, "mean") <= p.upper for a, p in stated)
+    containing = sum(p.lower <= world.truth(a.window_start_ms, "mean") <= p.upper for a, p in stated)
     too_small = sum(p.reason == SAMPLE_TOO_SMALL for _, p in early)
     processed = sum(p.sampled for _, p in early) / sum(p.arrived for _, p in early)
     wait_ms = np.mean([worlds.wait_ms(a) for a, _ in early])
     return (
-        f"{len(early)} early, {too_small} too small, {held} of {len(stated)} intervals held, "
+        f"{len(early)} early, {too_small} too small, {containing} of {len(stated)} intervals held, "
         f"{100 * processed:.1f} % processed, wait {wait_ms:.0f} ms, {world.bytes:,} bytes"
     )
 
@@ -93,10 +93,10 @@ def measure(load: str, seconds: int, seed: int, *, is_topped_up: bool) -> str:
 @click.option("--seed", default=2, show_default=True, type=click.IntRange(0))
 def main(load: str, seconds: int, seed: int) -> None:
     """Measure how often samples are too small."""
-    found = RecordFunctions(list)
+    functions = RecordFunctions(list)
     score = RecordFunction("score", ("float64",), "float64", lambda column: column)
-    found._register((score,), PluginOrigin("bench 1.0", "score"))
-    record_functions.INSTALLED = found
+    functions._register((score,), PluginOrigin("bench 1.0", "score"))
+    record_functions.INSTALLED = functions
     for is_topped_up in (False, True):
         text = measure(load, seconds, seed, is_topped_up=is_topped_up)
         click.echo(f"{load}, {'topped up' if is_topped_up else 'not topped up'}: {text}")

@@ -141,7 +141,7 @@ def _write_ended_at(center: _Center, last: float, page: SinkAnswer) -> int:
 
     before = sys.gettrace()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # a file that is open at the end, as of a killed process
+        warnings.simplefilter("ignore", ResourceWarning)  # the simulated end of the process leaves a file open
         sys.settrace(trace)
         try:
             center.write(page)

@@ -7,4 +7,4 @@ sent.
 
 from edge.arrivals.monitor import SubstreamMonitor
 from edge.arrivals.sampler import BernoulliSampler
-from edge.arrivals.top_up import WindowSample
+from edge.arrivals.top_up import EdgeSample

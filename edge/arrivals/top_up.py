@@ -1,4 +1,4 @@
-"""`WindowSample`: the sample of one window, which is topped up at the window's end.
+"""`EdgeSample`: an edge's sample of one window, which is topped up at the window's end.
 
 The center plans a rate for the number of records that it expects. If fewer records come, the sample is too small for
 the accuracy. So records that are passed over are kept if their mark is below `REACH` times the rate. At the window's
@@ -33,7 +33,7 @@ _LEAST = 2.0**-32  # derived: from the bits of a mark
 
 
 @dataclass(slots=True)
-class WindowSample:
+class EdgeSample:
     """The sample of one window at one edge.
 
     Attributes:
@@ -78,12 +78,11 @@ class WindowSample:
         count = int(np.count_nonzero(passed))
         if not count:
             return
-        kept = records.filter(pa.array(passed))
-        kept = kept.append_column(_MARK, pa.array(marks[passed])).append_column(
-            _ARRIVAL, pa.array(np.full(count, arrival_ms, np.int64))
-        )
-        self._kept.append(kept)
-        self._kept_bytes += kept.nbytes
+        arrivals = pa.array(np.full(count, arrival_ms, np.int64))
+        batch = records.filter(pa.array(passed)).append_column(_MARK, pa.array(marks[passed]))
+        batch = batch.append_column(_ARRIVAL, arrivals)
+        self._kept.append(batch)
+        self._kept_bytes += batch.nbytes
         while self._kept_bytes > KEPT_BYTES and (every := self._joined()).num_rows:
             mark = every.column(_MARK)
             self.limit = float(np.partition(mark.to_numpy(), len(mark) // 2)[len(mark) // 2])

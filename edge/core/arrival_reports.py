@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from edge.arrivals import BernoulliSampler, SubstreamMonitor, WindowSample
+from edge.arrivals import BernoulliSampler, EdgeSample, SubstreamMonitor
 from edge.cache.error_target import NEWEST_WEIGHT
 from edge.core.measure_inputs import ObservedRecords
 from edgewater.arrivals import (
@@ -101,7 +101,7 @@ class ArrivalMonitor:
         self.sampling = SamplingSettings()
         self._monitor = SubstreamMonitor(schedule.grid, self.key_types, MAX_GROUPS if key_types else 1)
         self._sampler = BernoulliSampler(source, seed)
-        self.windows: dict[int, WindowSample] = {}
+        self.windows: dict[int, EdgeSample] = {}
         self._ready: dict[int, SubstreamStatistics] = {}
         self._complete = MIN_TIME_MS  # report slot up to which `_ready` is complete
         self._reported = MIN_TIME_MS  # report slot up to which the center has all statistics
@@ -114,8 +114,8 @@ class ArrivalMonitor:
 
     @property
     def nbytes(self) -> int:
-        kept = sum(window.nbytes for window in self.windows.values())
-        return self._monitor.nbytes + sum(READY_BYTES + s.nbytes for s in self._ready.values()) + kept
+        of_windows = sum(window.nbytes for window in self.windows.values())
+        return self._monitor.nbytes + sum(READY_BYTES + s.nbytes for s in self._ready.values()) + of_windows
 
     def observe(
         self,
@@ -160,7 +160,7 @@ class ArrivalMonitor:
             bounds = values, values
         self._monitor.observe(born, arrival_ms - origin, keys, values[positions], positions, bounds)
 
-    def sample(self, ids: IntArray, window: WindowSample | None = None) -> BoolArray | None:
+    def sample(self, ids: IntArray, window: EdgeSample | None = None) -> BoolArray | None:
         """Returns a mask of the records to process; None: all.
 
         Args:
@@ -189,10 +189,10 @@ class ArrivalMonitor:
         """Begins the sample of a window at its first record, if it can be topped up when the window ends."""
         settings = self.sampling
         if settings.rate < 1.0 and settings.expected_records and self._monotonic_ms(now_ms) < end:
-            self.windows[start] = WindowSample.begin(settings.rate, settings.expected_records)
+            self.windows[start] = EdgeSample.begin(settings.rate, settings.expected_records)
 
     def keep(
-        self, window: WindowSample, records: pa.RecordBatch, ids: IntArray, times_ms: IntArray, population: BoolArray
+        self, window: EdgeSample, records: pa.RecordBatch, ids: IntArray, times_ms: IntArray, population: BoolArray
     ) -> None:
         """Keeps records of the last batch that were passed over, until the window ends.
 
@@ -366,7 +366,7 @@ class ArrivalMonitor:
         (rate, clock_offset_ms, reason), times, unreported_reason, detail = state.numbers
         windows = state.components.get("windows", State([0]))  # release 0.3.0 has none
         result.sampling = SamplingSettings(rate, clock_offset_ms, SamplingReason(reason), *windows.numbers)
-        result.windows = {int(start): WindowSample.from_state(each) for start, each in windows.components.items()}
+        result.windows = {int(start): EdgeSample.from_state(each) for start, each in windows.components.items()}
         result._complete, result._reported, result.last_arrival_ms = times
         result._unreported_reason = SamplingReason(unreported_reason)
         result._counts_only, result._bytes_per_ms, result._full_bytes = detail

@@ -57,9 +57,9 @@ def test_intervals_of_topped_up_windows_hold(monkeypatch: pytest.MonkeyPatch, ki
     result = world(monkeypatch, EXPECTED, 64, [], kind)
     early = [a for a in first_answers(result.answers, 2) if a.phase is Phase.EARLY and a.prediction is not None]
     assert len(early) >= 55
-    held = 0
+    containing = 0
     for answer in early:
         assert answer.prediction is not None
         truth = result.truth(answer.window_start_ms, kind, window_ms=WINDOW_MS)
-        held += answer.prediction.lower <= truth <= answer.prediction.upper
-    assert held >= least_covered(len(early))
+        containing += answer.prediction.lower <= truth <= answer.prediction.upper
+    assert containing >= least_covered(len(early))
